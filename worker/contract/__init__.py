@@ -1,0 +1,1 @@
+"""The nouns that every other package shares. It refuses I/O, clocks and randomness."""

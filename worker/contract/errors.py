@@ -1,0 +1,140 @@
+"""Owns the faults (bad news that is raised) and the exit codes; refuses to know any SDK's exceptions.
+
+An *observation* tells the model that a call failed, an *outcome* is an expected end, and neither is here.
+Whoever talks to an SDK translates its exceptions into one of these at the door.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """What `dawn` exits with (the table in README.md)."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    INVALID = 3
+    SOME_FAILED = 4
+    ALL_FAILED = 5
+    BUDGET = 6
+    BREAKER = 7
+    CANCELLED = 8
+    PERSON_NEEDED = 9
+    CONFLICT = 10
+    INTEGRITY = 11
+    TRY_LATER = 75
+    WAIT_TIMED_OUT = 124
+    INTERRUPTED = 130
+
+
+class Fault(Exception):
+    """Something is wrong that the code at hand cannot turn into a result.
+
+    message: what happened, one line. hint: what the reader can do about it, one line or empty.
+    retryable: whether the same act may succeed later without anybody changing anything.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    retryable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "", retryable: bool | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        if retryable is not None:
+            self.retryable = retryable
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageFault(Fault):
+    """The command line or a setting makes no sense."""
+
+    exit_code = ExitCode.USAGE
+
+
+class InvalidFault(Fault):
+    """A task, manifest or script does not parse or contradicts itself."""
+
+    exit_code = ExitCode.INVALID
+
+
+class NotFoundFault(Fault):
+    """The named run, batch or object does not exist."""
+
+    exit_code = ExitCode.CONFLICT
+
+
+class ConflictFault(Fault):
+    """Somebody else got there first, or the thing is in a state that forbids the act."""
+
+    exit_code = ExitCode.CONFLICT
+
+
+class IntegrityFault(Fault):
+    """Stored bytes are not what their digest or chain says."""
+
+    exit_code = ExitCode.INTEGRITY
+
+
+class StoreFault(Fault):
+    """The archive cannot be read or written now."""
+
+    exit_code = ExitCode.TRY_LATER
+    retryable = True
+
+
+class HintsFault(Fault):
+    """Redis cannot be reached or refuses to write."""
+
+    exit_code = ExitCode.TRY_LATER
+    retryable = True
+
+
+class EngineFault(Fault):
+    """The container engine failed, is absent or is too old."""
+
+    exit_code = ExitCode.TRY_LATER
+    retryable = True
+
+
+class FencedFault(Fault):
+    """This attempt is no longer its run's current one: write nothing more, kill what is ours."""
+
+    exit_code = ExitCode.CONFLICT
+
+
+class EnvironmentFault(Fault):
+    """A run cannot be prepared. reason is one of the `env` reasons: repository ref setup image check."""
+
+    exit_code = ExitCode.INVALID
+
+    def __init__(self, reason: str, message: str, *, hint: str = "", retryable: bool = False) -> None:
+        super().__init__(message, hint=hint, retryable=retryable)
+        self.reason = reason
+
+
+class ProviderFault(Fault):
+    """A model provider did not give a reply. reason: auth bad_request connection unavailable context.
+
+    retry_after_s: how long the provider asked to wait, seconds, None when it did not say.
+    """
+
+    exit_code = ExitCode.TRY_LATER
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        hint: str = "",
+        retryable: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, retryable=retryable)
+        self.reason = reason
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,368 @@
+"""Owns the events a journal is made of, and their line on disk. Refuses to interpret them (that is run.py).
+
+One append is one segment, `journal/<seq>.jsonl`: one or more lines, one Record each. A record names the hash
+of the line before it; the first names the SHA-256 of task.json, so the journal binds the task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, TypeAdapter
+
+from worker.contract.task import Frozen
+
+JOURNAL_VERSION: Final = 1
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256, 64 lower-case hex digits."""
+
+FailureClass = Literal["limit", "agent", "refused", "provider", "env", "infra"]
+REASONS: dict[str, frozenset[str]] = {
+    "limit": frozenset({"steps", "tokens", "cost", "wall", "context", "batch_budget", "day_budget"}),
+    "agent": frozenset({"loop", "empty_replies", "malformed_calls", "failing_calls"}),
+    "refused": frozenset({"refusal", "content_filter", "guard"}),
+    "provider": frozenset({"auth", "bad_request", "connection", "unavailable"}),
+    "env": frozenset({"repository", "ref", "setup", "image", "check"}),
+    "infra": frozenset({"worker_lost", "engine", "keeper", "store", "disk"}),
+}
+"""The closed set: why a run failed. class -> reasons."""
+
+OutcomeName = Literal["changed", "no_change", "failed", "cancelled", "skipped", "reused"]
+VerdictName = Literal["verified", "unverified", "still_failing", "broke", "flaky"]
+ObservationStatus = Literal["ok", "error", "timeout", "oom", "denied", "interrupted"]
+
+
+class Failure(Frozen):
+    """cls and reason come from REASONS; detail is one line for a person."""
+
+    cls: FailureClass
+    reason: str
+    detail: str = ""
+
+    def model_post_init(self, _: Any) -> None:
+        if self.reason not in REASONS[self.cls]:
+            raise ValueError(f"{self.cls}/{self.reason} is not in the closed set")
+
+    def __str__(self) -> str:
+        return f"{self.cls}/{self.reason}"
+
+
+class Usage(Frozen):
+    """Tokens of one reply. input_tokens excludes what was read from or written to the provider's cache."""
+
+    input_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        """All tokens of the reply, in and out."""
+        return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens + self.output_tokens
+
+
+class ToolCall(Frozen):
+    """id is ours and unique in the run; original_id is the provider's; arguments is the raw JSON text."""
+
+    id: str
+    original_id: str = ""
+    name: str
+    arguments: str
+
+
+class Reply(Frozen):
+    """What a model answered. native: the provider's content, value-identical, to be sent back as it came.
+
+    stop: end (finished talking), calls, length (cut: nothing of it is executed), refusal, content_filter.
+    cost_microusd: millionths of a US dollar, None when the price is unknown (never 0 for unknown).
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    stop: Literal["end", "calls", "length", "refusal", "content_filter"] = "end"
+    usage: Usage = Usage()
+    cost_microusd: int | None = None
+    price_source: str = ""
+    model: str = ""
+    native: Any = None
+
+
+class SnapshotRef(Frozen):
+    """The workspace after a committed call.
+
+    listing: digest of the whole listing. tree: digest of the work tree without .git, caches and ignored
+    files. object: digest of the stored archive of changes, None when nothing changed. level: 0 for a full
+    one, else the number of changes on top of the last full one. bytes: size of the object.
+    """
+
+    listing: Digest
+    tree: Digest
+    object: Digest | None = None
+    level: int = 0
+    bytes: int = 0
+
+
+class Observation(Frozen):
+    """What the model is told of a call. output is masked text, cut to the shown cap; blob holds the kept bytes.
+
+    total_bytes: what the command wrote in all; kept_bytes: what the blob holds.
+    """
+
+    call_id: str
+    tool: str
+    status: ObservationStatus
+    exit_code: int | None = None
+    output: str = ""
+    blob: Digest | None = None
+    total_bytes: int = 0
+    kept_bytes: int = 0
+    duration_ms: int = 0
+
+
+class CheckResult(Frozen):
+    """One check in one room. status: green, red, timeout, oom, not_found (exit code 127 or 126)."""
+
+    name: str
+    status: Literal["green", "red", "timeout", "oom", "not_found"]
+    exit_code: int | None = None
+    duration_ms: int = 0
+    blob: Digest | None = None
+    tail: str = ""
+
+
+class PatchStat(Frozen):
+    """files: path -> (lines added, lines removed), None for binary. left_out: path -> why it is not inside."""
+
+    digest: Digest | None = None
+    bytes: int = 0
+    files: dict[str, tuple[int, int] | None] = {}
+    left_out: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+class PlanItem(Frozen):
+    """One line of the agent's plan."""
+
+    text: str
+    status: Literal["todo", "doing", "done"] = "todo"
+
+
+class Submitted(Frozen):
+    type: Literal["submitted"] = "submitted"
+    by: str
+    parent: str | None = None
+    parent_seq: int | None = None
+    parent_hash: Digest | None = None
+
+
+class Claimed(Frozen):
+    """A lease holder starts a stretch of the run; the attempt is named by this event's segment number.
+
+    previous: how the attempt before ended, as far as known ("" for the first).
+    """
+
+    type: Literal["claimed"] = "claimed"
+    worker: str
+    engine: str
+    lane: str
+    previous: str = ""
+
+
+class Prepared(Frozen):
+    """environment: digest of env.json; takeover, verdict and fork use digests, never the key."""
+
+    type: Literal["prepared"] = "prepared"
+    environment_key: str
+    environment: Digest
+    baseline: Digest | None = None
+    commit: str
+    image: str
+    reused: bool
+    duration_ms: int = 0
+
+
+class Replied(Frozen):
+    """step counts from 1. phase: commands (no model was asked) or model."""
+
+    type: Literal["replied"] = "replied"
+    step: int
+    phase: Literal["commands", "model"]
+    reply: Reply
+    context_tokens: int = 0
+    duration_ms: int = 0
+
+
+class Called(Frozen):
+    """An outside call is about to start (recorded before, because it cannot be rolled back)."""
+
+    type: Literal["called"] = "called"
+    call_id: str
+
+
+class Observed(Frozen):
+    type: Literal["observed"] = "observed"
+    observation: Observation
+    snapshot: SnapshotRef | None = None
+    plan: tuple[PlanItem, ...] | None = None
+    files: tuple[str, ...] = ()
+
+
+class Asked(Frozen):
+    """A call needs a person; binding is the digest of tool, arguments and snapshot that a decision names."""
+
+    type: Literal["asked"] = "asked"
+    call_id: str
+    question: str
+    binding: Digest
+
+
+class Decided(Frozen):
+    type: Literal["decided"] = "decided"
+    call_id: str
+    decision: Literal["approved", "denied", "answered", "cancelled", "expired"]
+    by: str
+    reason: str = ""
+
+
+class Steered(Frozen):
+    """One inbox message was consumed. n: its inbox number. kind message reaches the model; the others do not."""
+
+    type: Literal["steered"] = "steered"
+    n: int
+    kind: Literal["message", "cancel", "pause", "unpause", "closed"]
+    by: str
+    text: str = ""
+
+
+class Parked(Frozen):
+    type: Literal["parked"] = "parked"
+    waiting: Literal["approval", "question", "window", "provider", "budget", "paused"]
+    until: str | None = None
+    detail: str = ""
+
+
+class Yielded(Frozen):
+    """The attempt gave the run back. not_before: UTC time before which nobody should claim it again."""
+
+    type: Literal["yielded"] = "yielded"
+    why: Literal["drain", "infra", "lost"]
+    failure: Failure | None = None
+    not_before: str | None = None
+
+
+class Unrecorded(Frozen):
+    """Money that may have been spent on a reply nobody kept: at most the estimate of that call."""
+
+    type: Literal["unrecorded"] = "unrecorded"
+    cost_microusd: int | None = None
+    tokens: int = 0
+    detail: str = ""
+
+
+class Compacted(Frozen):
+    """The context before step `through` is replaced by summary."""
+
+    type: Literal["compacted"] = "compacted"
+    through: int
+    summary: str
+    usage: Usage = Usage()
+    cost_microusd: int | None = None
+
+
+class FedBack(Frozen):
+    """Red checks were shown to the model, which has the turn again."""
+
+    type: Literal["fed_back"] = "fed_back"
+    text: str
+    checks: tuple[CheckResult, ...] = ()
+
+
+class Finished(Frozen):
+    """The agent's part is over. failure is None when it said it was done."""
+
+    type: Literal["finished"] = "finished"
+    text: str = ""
+    failure: Failure | None = None
+
+
+class Verdict(Frozen):
+    """What the clean room measured. verdict is None when nothing was to be measured (cancelled)."""
+
+    type: Literal["verdict"] = "verdict"
+    verdict: VerdictName | None
+    checks: tuple[CheckResult, ...] = ()
+    baseline: tuple[CheckResult, ...] = ()
+    patch: PatchStat = PatchStat()
+    duration_ms: int = 0
+
+
+class Sealed(Frozen):
+    """The end of a run, written once. artifacts: name -> digest under the run's blobs."""
+
+    type: Literal["sealed"] = "sealed"
+    outcome: OutcomeName
+    verdict: VerdictName | None = None
+    failure: Failure | None = None
+    artifacts: dict[str, Digest] = {}
+    detail: str = ""
+
+
+Event = Annotated[
+    Submitted
+    | Claimed
+    | Prepared
+    | Replied
+    | Called
+    | Observed
+    | Asked
+    | Decided
+    | Steered
+    | Parked
+    | Yielded
+    | Unrecorded
+    | Compacted
+    | FedBack
+    | Finished
+    | Verdict
+    | Sealed,
+    Field(discriminator="type"),
+]
+
+
+class Record(Frozen):
+    """One line of a journal.
+
+    seq: number of its segment; at: UTC, ISO 8601 with milliseconds; attempt: seq of the claim it was written
+    under, None for the scheduler's; nonce: of this append, so that a writer whose answer was lost knows its own;
+    prev: SHA-256 of the line before, without its newline (for the very first: of task.json).
+    """
+
+    v: Literal[1] = JOURNAL_VERSION
+    run: str
+    seq: int
+    at: str
+    attempt: int | None = None
+    nonce: str
+    prev: Digest
+    event: Event
+
+    def line(self) -> bytes:
+        """The record as its canonical JSON line, without newline: keys sorted, UTF-8, no lone surrogates."""
+        return canonical(self.model_dump(mode="json"))
+
+
+RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def canonical(value: Any) -> bytes:
+    """JSON for hashing: sorted keys, no spaces, ASCII escapes (so that any str, even a lone surrogate, is kept)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 in hex, the only digest the archive uses."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,257 @@
+"""Owns Run, the fold over a journal's events: status, counters, what is left to do. Refuses to read a journal.
+
+Everything the house knows about a run is derived here; nothing is stored twice. `Run.after(record)` is pure:
+the same records give the same Run on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal
+
+from worker.contract.errors import ExitCode
+from worker.contract.events import (
+    Asked,
+    Claimed,
+    Compacted,
+    Decided,
+    FedBack,
+    Finished,
+    Observed,
+    Parked,
+    PlanItem,
+    Prepared,
+    Record,
+    Replied,
+    Sealed,
+    SnapshotRef,
+    Steered,
+    Submitted,
+    ToolCall,
+    Unrecorded,
+    Usage,
+    Verdict,
+    Yielded,
+)
+from worker.contract.task import Frozen
+
+Status = Literal["queued", "running", "waiting", "sealed"]
+Turn = Literal["prepare", "model", "calls", "verdict", "seal", "none"]
+"""Whose move is next: prepare the environment, ask the model, run pending calls, measure, seal, nothing."""
+
+GREEN_OUTCOMES = ("changed", "no_change", "reused")
+FAILED_VERDICTS = ("still_failing", "broke")
+
+
+class Run(Frozen):
+    """The state of one run after its last committed event.
+
+    last_seq: number of the last segment, -1 before the first. last_hash: SHA-256 of the last line.
+    attempt: seq of the current claim, None when nobody ever claimed. barren_claims: claims in a row that ended
+    without a step and without parking or yielding. infra_yields: infra yields in a row without a step.
+    chain: snapshots to restore, last full one first. pending: calls of the last reply not yet observed.
+    working_s: time spent under claims, waiting excluded.
+    """
+
+    id: str = ""
+    last_seq: int = -1
+    last_hash: str = ""
+    submitted_by: str = ""
+    submitted_at: str = ""
+    updated_at: str = ""
+    status: Status = "queued"
+    turn: Turn = "prepare"
+    attempt: int | None = None
+    worker: str = ""
+    lane: str = ""
+    claims: int = 0
+    barren_claims: int = 0
+    infra_yields: int = 0
+    waiting: Parked | None = None
+    not_before: str | None = None
+    prepared: Prepared | None = None
+    steps: int = 0
+    command_steps: int = 0
+    usage: Usage = Usage()
+    cost_microusd: int = 0
+    unpriced_replies: int = 0
+    working_s: float = 0.0
+    failing_calls: int = 0
+    empty_replies: int = 0
+    malformed_replies: int = 0
+    feedbacks: int = 0
+    compactions: int = 0
+    context_tokens: int = 0
+    pending: tuple[ToolCall, ...] = ()
+    chain: tuple[SnapshotRef, ...] = ()
+    plan: tuple[PlanItem, ...] = ()
+    files: tuple[str, ...] = ()
+    inbox_seen: int = 0
+    asked: Asked | None = None
+    finished: Finished | None = None
+    verdict: Verdict | None = None
+    sealed: Sealed | None = None
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of all replies."""
+        return self.usage.total
+
+    @property
+    def cost_known(self) -> bool:
+        """False when a reply had no price: totals then say 'at least'."""
+        return self.unpriced_replies == 0
+
+    def after(self, record: Record, line_hash: str) -> Run:
+        """The run after one more record. line_hash: SHA-256 of that record's line."""
+        run = self._with(last_seq=record.seq, last_hash=line_hash, updated_at=record.at, id=record.run)
+        if run.attempt is not None and self.updated_at and self.status == "running":
+            run = run._with(working_s=run.working_s + _elapsed_s(self.updated_at, record.at))
+        return run._apply(record)
+
+    def _with(self, **changes: object) -> Run:
+        return self.model_copy(update=changes)
+
+    def _apply(self, record: Record) -> Run:
+        event = record.event
+        match event:
+            case Submitted():
+                return self._with(submitted_by=event.by, submitted_at=record.at)
+            case Claimed():
+                return self._with(
+                    status="running",
+                    attempt=record.seq,
+                    worker=event.worker,
+                    lane=event.lane,
+                    claims=self.claims + 1,
+                    barren_claims=self.barren_claims + 1,
+                    waiting=None,
+                    not_before=None,
+                )
+            case Prepared():
+                return self._with(prepared=event, turn="model" if self.turn == "prepare" else self.turn)
+            case Replied():
+                return self._replied(event)
+            case Observed():
+                return self._observed(event)
+            case Asked():
+                return self._with(asked=event)
+            case Decided():
+                return self._with(asked=None)
+            case Steered():
+                return self._with(inbox_seen=max(self.inbox_seen, event.n + 1))
+            case Parked():
+                return self._with(status="waiting", waiting=event, not_before=event.until, barren_claims=0)
+            case Yielded():
+                infra = self.infra_yields + 1 if event.why == "infra" else self.infra_yields
+                return self._with(
+                    status="queued", not_before=event.not_before, barren_claims=0, infra_yields=infra
+                )
+            case Unrecorded():
+                return self._spend(Usage(input_tokens=event.tokens), event.cost_microusd)
+            case Compacted():
+                return self._spend(event.usage, event.cost_microusd)._with(compactions=self.compactions + 1)
+            case FedBack():
+                return self._with(turn="model", finished=None, verdict=None, feedbacks=self.feedbacks + 1)
+            case Finished():
+                return self._with(finished=event, turn="verdict", pending=())
+            case Verdict():
+                return self._with(verdict=event, turn="seal")
+            case Sealed():
+                return self._with(status="sealed", sealed=event, turn="none", waiting=None, pending=())
+            case _:
+                return self
+
+    def _spend(self, usage: Usage, cost_microusd: int | None) -> Run:
+        total = Usage(
+            input_tokens=self.usage.input_tokens + usage.input_tokens,
+            cache_read_tokens=self.usage.cache_read_tokens + usage.cache_read_tokens,
+            cache_write_tokens=self.usage.cache_write_tokens + usage.cache_write_tokens,
+            output_tokens=self.usage.output_tokens + usage.output_tokens,
+        )
+        return self._with(
+            usage=total,
+            cost_microusd=self.cost_microusd + (cost_microusd or 0),
+            unpriced_replies=self.unpriced_replies + (cost_microusd is None),
+        )
+
+    def _replied(self, event: Replied) -> Run:
+        reply = event.reply
+        empty = not reply.calls and not reply.text.strip() and reply.stop == "end"
+        executable = reply.calls if reply.stop in ("end", "calls") else ()
+        return self._spend(reply.usage, reply.cost_microusd)._with(
+            steps=event.step,
+            command_steps=event.step if event.phase == "commands" else self.command_steps,
+            context_tokens=event.context_tokens,
+            pending=executable,
+            turn="calls" if executable else "model",
+            empty_replies=self.empty_replies + 1 if empty else 0,
+            malformed_replies=self.malformed_replies + 1 if reply.stop == "length" else self.malformed_replies,
+            barren_claims=0,
+            infra_yields=0,
+        )
+
+    def _observed(self, event: Observed) -> Run:
+        observation = event.observation
+        pending = tuple(call for call in self.pending if call.id != observation.call_id)
+        failed = observation.status != "ok" or observation.exit_code not in (0, None)
+        chain = self.chain
+        if event.snapshot is not None:
+            chain = (event.snapshot,) if event.snapshot.level == 0 else (*chain, event.snapshot)
+        files = tuple(dict.fromkeys((*self.files, *event.files)))
+        return self._with(
+            pending=pending,
+            turn="calls" if pending else "model",
+            failing_calls=self.failing_calls + 1 if failed else 0,
+            chain=chain,
+            files=files,
+            plan=self.plan if event.plan is None else event.plan,
+            barren_claims=0,
+            infra_yields=0,
+        )
+
+
+def fold(records: Iterable[tuple[Record, str]], start: Run | None = None) -> Run:
+    """Fold (record, hash of its line) pairs, oldest first, onto start (a fresh Run by default)."""
+    run = start or Run()
+    for record, line_hash in records:
+        run = run.after(record, line_hash)
+    return run
+
+
+def exit_code(runs: Iterable[Run]) -> ExitCode:
+    """The exit code of a set of sealed or waiting runs, by the plan's precedence 8, 7, 6, 9, 5, 4, 0.
+
+    Skipped by budget or breaker: 6 or 7. Waiting for a person: 9. One run that failed: 4, never 5.
+    """
+    found: set[ExitCode] = set()
+    failed = total = 0
+    for run in runs:
+        total += 1
+        sealed = run.sealed
+        if sealed is None:
+            if run.waiting is not None and run.waiting.waiting in ("approval", "question"):
+                found.add(ExitCode.PERSON_NEEDED)
+            continue
+        if sealed.outcome == "cancelled":
+            found.add(ExitCode.CANCELLED)
+        elif sealed.outcome == "skipped" and sealed.detail in ("budget", "breaker"):
+            found.add(ExitCode.BUDGET if sealed.detail == "budget" else ExitCode.BREAKER)
+        elif sealed.outcome == "failed" or sealed.verdict in FAILED_VERDICTS:
+            failed += 1
+    if failed:
+        found.add(ExitCode.ALL_FAILED if failed == total and total > 1 else ExitCode.SOME_FAILED)
+    order = (
+        ExitCode.CANCELLED,
+        ExitCode.BREAKER,
+        ExitCode.BUDGET,
+        ExitCode.PERSON_NEEDED,
+        ExitCode.ALL_FAILED,
+        ExitCode.SOME_FAILED,
+    )
+    return next((code for code in order if code in found), ExitCode.OK)
+
+
+def _elapsed_s(before: str, after: str) -> float:
+    return max(0.0, (datetime.fromisoformat(after) - datetime.fromisoformat(before)).total_seconds())

@@ -1,0 +1,72 @@
+"""Owns every setting of a deployment, `DAWN_*`, typed in one place. Refuses to be read below the process edge:
+main functions make one Settings and pass it down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from worker.contract.task import Limits
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+
+
+def _state_dir() -> Path:
+    return Path.home() / ".local" / "share" / "dawnfleet"
+
+
+class Settings(BaseSettings):
+    """One deployment. Nested values use two underscores: `DAWN_LIMITS__STEPS=50`.
+
+    archive: `file:///...` or `s3://bucket/prefix`. redis_url: None means the embedded server.
+    state_dir: sockets, spools and the embedded server's files; nothing in it is truth.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="DAWN_", env_nested_delimiter="__", frozen=True, extra="ignore"
+    )
+
+    state_dir: Path = Field(default_factory=_state_dir)
+    archive: str | None = None
+    redis_url: str | None = None
+    limits: Limits = Limits()
+
+    s3_endpoint_url: str | None = None
+    s3_region: str = "us-east-1"
+    s3_path_style: bool = True
+    s3_access_key_id: str | None = Field(default=None, repr=False)
+    s3_secret_access_key: str | None = Field(default=None, repr=False)
+    s3_part_bytes: Count = 16 * 2**20
+
+    docker_url: str | None = None
+    ca_bundle: Path | None = None
+    parked_max: Count | None = None
+    prepared_images_bytes: Count = 20 * 2**30
+
+    openai_base_url: str | None = None
+    anthropic_base_url: str | None = None
+
+    worker_slots: Count = 4
+    lease_ttl_s: Seconds = 45
+    heartbeat_s: Seconds = 10
+    own_deadline_s: Seconds = 30
+    hint_poll_s: Seconds = 1
+    inbox_poll_s: Seconds = 10
+    janitor_interval_s: Seconds = 15
+    ring_again_s: Seconds = 45
+    relist_s: Seconds = 60
+    tick_s: Seconds = 0.5
+    drain_soft_s: Seconds = 60
+    infra_backoff_s: tuple[float, ...] = (30, 120, 600)
+    spool_bytes: Count = 2**30
+    decision_expiry_s: Seconds = 7 * 86400
+    retention_days: Count = 90
+
+    @property
+    def archive_url(self) -> str:
+        """The archive, `file://<state_dir>/archive` when none was named."""
+        return self.archive or f"file://{self.state_dir / 'archive'}"

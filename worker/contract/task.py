@@ -1,0 +1,147 @@
+"""Owns what is asked of one repository: Task and its parts. Refuses to say how it went (that is run.py).
+
+A Task is written once, at submit, as `runs/<run>/task.json`, and never changes afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+TASK_VERSION: Final = 1
+
+
+class Frozen(BaseModel):
+    """Every stored noun: immutable, unknown fields refused (a newer writer must bump the version)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+
+
+class Limits(Frozen):
+    """Every bound of one run. Defaults are the table of limits in ARCHITECTURE.md; None means no bound."""
+
+    steps: Count = 100
+    tokens: Count = 2_000_000
+    cost_usd: Annotated[float, Field(gt=0)] | None = 3.0
+    working_time_s: Seconds = 45 * 60
+    call_timeout_s: Annotated[float, Field(gt=0, le=600)] = 120
+    setup_timeout_s: Seconds = 15 * 60
+    check_timeout_s: Seconds = 10 * 60
+    model_timeout_s: Seconds = 5 * 60
+    failing_calls_nudge: Count = 5
+    failing_calls: Count = 8
+    empty_replies: Count = 3
+    malformed_replies: Count = 3
+    repeats: Count = 10
+    feedbacks: Annotated[int, Field(ge=0)] = 2
+    memory_bytes: Annotated[int, Field(ge=6 * 2**20)] = 2 * 2**30
+    pids: Annotated[int, Field(ge=4)] = 256
+    cpus: Annotated[float, Field(gt=0)] = 1.0
+    tmpfs_bytes: Count = 256 * 2**20
+    tmpfs_inodes: Count = 100_000
+    workspace_bytes: Count = 5 * 2**30
+    workspace_files: Count = 200_000
+    snapshot_bytes: Count = 512 * 2**20
+    output_kept_bytes: Count = 64 * 2**20
+    output_shown_bytes: Count = 50_000
+    output_shown_lines: Count = 2_000
+    patch_bytes: Count = 20 * 2**20
+    patch_file_bytes: Count = 2**20
+    context_tokens: Count = 200_000
+
+    @model_validator(mode="after")
+    def _agree(self) -> Limits:
+        if self.call_timeout_s > self.working_time_s:
+            raise ValueError(
+                f"call_timeout_s={self.call_timeout_s:g} is longer than working_time_s={self.working_time_s:g}"
+            )
+        if self.failing_calls_nudge > self.failing_calls:
+            raise ValueError("failing_calls_nudge is above failing_calls, so it would never be said")
+        if self.patch_file_bytes > self.patch_bytes:
+            raise ValueError("patch_file_bytes is above patch_bytes")
+        return self
+
+
+class Repo(Frozen):
+    """Where the code comes from: exactly one of url (git) or source (digest of a packed local path).
+
+    ref: branch, tag or commit; None means the remote's HEAD. path: the folder inside the repository that the
+    agent starts in and checks run in, relative, "" for the root. secret: NAME of the secret that opens a
+    private repository (its value is `DAWN_SECRET_<NAME>` in the worker's environment, never here).
+    """
+
+    url: str | None = None
+    source: str | None = None
+    source_kind: Literal["git", "folder", "tarball"] | None = None
+    label: str = ""
+    ref: str | None = None
+    path: str = ""
+    secret: str | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Repo:
+        if (self.url is None) == (self.source is None):
+            raise ValueError("a repository needs either url or source")
+        if (self.source is None) != (self.source_kind is None):
+            raise ValueError("source and source_kind go together")
+        parts = self.path.split("/")
+        if self.path and (self.path.startswith("/") or ".." in parts or "" in parts or "." in parts):
+            raise ValueError(f"path {self.path!r} must be a plain relative folder")
+        return self
+
+
+class Environment(Frozen):
+    """image: a name of sandbox_images/images.toml or any image the engine can run. setup: a script run as
+    root with network, once, in preparation."""
+
+    image: str = "python"
+    setup: str | None = None
+
+
+class Check(Frozen):
+    """A command whose exit code 0 means green; name is unique in its task."""
+
+    name: str
+    command: str
+
+
+class Task(Frozen):
+    """What is asked of one repository.
+
+    run: id of the run this task belongs to. ordinal: 0 for the first run of a target, retries count on.
+    commands: plain shell commands run before any model. model: `none`, `scripted:NAME`, `replay:RUN`,
+    `anthropic/NAME`, `openai/NAME`. script: text of the script when model is scripted.
+    """
+
+    v: Literal[1] = TASK_VERSION
+    run: str
+    batch: str
+    target: str
+    ordinal: int = 0
+    lane: Literal["interactive", "batch"] = "batch"
+    repo: Repo
+    environment: Environment = Environment()
+    prompt: str = ""
+    commands: tuple[str, ...] = ()
+    model: str = "none"
+    script: str | None = None
+    checks: tuple[Check, ...] = ()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _has_work(self) -> Task:
+        if self.model == "none" and not self.commands:
+            raise ValueError("model is none and there are no commands: nothing to do")
+        if self.model != "none" and not self.prompt:
+            raise ValueError("a model needs a prompt")
+        if self.model.startswith("scripted:") and self.script is None:
+            raise ValueError("a scripted model needs its script")
+        names = [check.name for check in self.checks]
+        if len(set(names)) != len(names):
+            raise ValueError("check names must differ")
+        return self

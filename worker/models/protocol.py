@@ -1,0 +1,75 @@
+"""Owns what a model is asked and the Model protocol. Refuses to import a provider's SDK."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from worker.contract.events import Reply
+from worker.sandbox.protocol import Cancel
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """name, one-line description and JSON Schema (draft 2020-12) of the arguments object."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class UserMessage:
+    text: str
+
+
+@dataclass(frozen=True)
+class AssistantMessage:
+    """An earlier reply, sent back value-identical (its `native` content where the provider made it)."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """content: the observation as JSON text. call_id: ToolCall.id."""
+
+    call_id: str
+    content: str
+    is_error: bool
+
+
+@dataclass(frozen=True)
+class ToolResults:
+    """All results of one reply, in call order."""
+
+    results: tuple[ToolResult, ...]
+
+
+Message = UserMessage | AssistantMessage | ToolResults
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """system: the standing instructions. messages: oldest first, starts with a UserMessage.
+
+    step: number the reply will have, from 1. reply_index: how many replies of this model were committed before.
+    """
+
+    system: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    step: int
+    reply_index: int
+    max_output_tokens: int = 16_384
+
+
+class Model(Protocol):
+    """Answers one request. Stateless between calls: all it needs stands in the request (takeover, replay)."""
+
+    name: str
+
+    def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
+        """One whole answer within timeout_s. Raises ProviderFault (retryable as the provider says), InvalidFault
+        when a script does not fit, and returns refusals and cut replies as Reply.stop."""
+        ...

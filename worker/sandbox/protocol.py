@@ -1,0 +1,229 @@
+"""Owns the words of the sandbox: Sandbox, Workspace, Command, Result. Refuses to import an engine's SDK.
+
+A *workspace* is one volume with its keeper. It holds three folders, mounted at /workspace in every container:
+/workspace/repo (the repository, uid 1000, where commands start), /workspace/home (HOME, uid 1000) and
+/workspace/base (root's, read-only to the agent: a bare git directory with the objects of the start commit).
+A *call* is one container on that volume, gone when it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from worker.contract.task import Limits
+
+REPO = "/workspace/repo"
+HOME = "/workspace/home"
+BASE = "/workspace/base"
+
+Role = Literal["agent", "prepare", "baseline", "verdict"]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose a container, volume or network is; becomes its labels `dawnfleet.*`.
+
+    archive: short digest of the archive's address, so that two deployments share an engine in peace.
+    claim: seq of the claim (the attempt's name).
+    """
+
+    archive: str
+    run: str
+    claim: int
+    role: Role
+
+
+@dataclass(frozen=True)
+class Command:
+    """What one call runs.
+
+    shell: payload is a script for the task image's shell, run in cwd with empty stdin.
+    toolbox: payload is JSON for a program of ours in the toolbox image (`program` names it).
+    writes: False mounts the workspace read-only and needs no snapshot. network: the default bridge instead of
+    the keeper's loopback-only namespace (never parked). secrets: travel on the stream, become environment
+    variables of the program only. root: uid 0, for preparation only.
+    """
+
+    payload: bytes
+    kind: Literal["shell", "toolbox"] = "shell"
+    program: str = ""
+    cwd: str = REPO
+    writes: bool = True
+    network: bool = False
+    root: bool = False
+    timeout_s: float = 120
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a call wrote (stdout and stderr as one stream): path holds the kept bytes, total counts all.
+
+    When total is larger than kept, path holds the first half and the last half of the cap, and head_bytes says
+    where the cut is.
+    """
+
+    path: Path
+    total_bytes: int
+    kept_bytes: int
+    head_bytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call ended. exit_code is None for timeout, oom (when the wrapper itself died) and interrupted.
+
+    cancelled: the end was ours, asked for through `Cancel`.
+    """
+
+    status: Literal["ok", "error", "timeout", "oom", "interrupted"]
+    exit_code: int | None
+    output: Output
+    duration_ms: int
+    detail: str = ""
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the keeper found on the quiet volume.
+
+    listing, tree: digests (see SnapshotRef). path: a tar of removed and changed entries, None when nothing
+    changed since the last walk. full: it is a level 0. files: paths below repo/ that changed, at most 200.
+    """
+
+    listing: str
+    tree: str
+    path: Path | None
+    bytes: int
+    full: bool
+    files: tuple[str, ...] = ()
+
+
+class WorkspaceTooLarge(Exception):
+    """The volume is over a cap (bytes, files, or one snapshot's bytes): an observation, and the workspace rolls back."""
+
+
+class Cancel:
+    """A switch that ends what a run is doing now. Thread-safe; `reason` says why (cancel, drain, lease, ...)."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self.reason = ""
+
+    def set(self, reason: str) -> None:
+        """Throw it once; later reasons are ignored. Callbacks run in the caller's thread."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self.reason = reason
+            self._event.set()
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when it was thrown within timeout_s."""
+        return self._event.wait(timeout_s)
+
+    def on_set(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when thrown (at once if it already is); returns a function that takes the callback off."""
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(callback)
+
+                def off() -> None:
+                    with self._lock:
+                        if callback in self._callbacks:
+                            self._callbacks.remove(callback)
+
+                return off
+        callback()
+        return lambda: None
+
+
+class Workspace(Protocol):
+    """One volume and its keeper. Not thread-safe but for `Cancel`. EngineFault when the engine or keeper fails."""
+
+    def run(self, command: Command, *, cancel: Cancel) -> Result:
+        """Run one call in a container of its own; returns when its exit code is known, after which nothing of
+        it runs. Raises InvalidFault for a payload the wrapper cannot take."""
+        ...
+
+    def expect(self, kind: Literal["shell", "toolbox"], *, writes: bool) -> None:
+        """A call of this kind is likely next: park a container for it while the model thinks."""
+        ...
+
+    def snapshot(self, *, full: bool = False) -> Snapshot:
+        """Walk the quiet volume and save what changed since the last walk. Raises WorkspaceTooLarge."""
+        ...
+
+    def restore(self, chain: Sequence[Iterable[bytes]]) -> Snapshot:
+        """Empty the volume, lay down the chain (full one first), walk, and say what is there (path None)."""
+        ...
+
+    def put(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Write a root-owned file /workspace/base/<name> from outside (a packed source, a patch)."""
+        ...
+
+    def get(self, name: str) -> Iterator[bytes]:
+        """Read the file /workspace/base/<name>."""
+        ...
+
+    def own(self) -> None:
+        """Give repo/ and home/ to uid 1000 (links not followed) and base/ to root, after setup ran as root."""
+        ...
+
+    def tree(self) -> list[tuple[str, str, str]]:
+        """The work tree as hashed into `tree`: (path, mode 100644|100755|120000, SHA-256 of content), sorted.
+
+        Paths are relative to repo/; bytes that are not UTF-8 come as surrogate escapes."""
+        ...
+
+    def ignored(self) -> list[str]:
+        """Top-most paths under repo/ that `tree` leaves out (ignored files, caches), at most 1,000."""
+        ...
+
+    def commit_image(self, command: Command, *, tag: str, cancel: Cancel) -> tuple[Result, str]:
+        """Run a root command with network on a writable root filesystem and commit that filesystem as an image;
+        returns the image id ("" unless the result is ok with exit code 0)."""
+        ...
+
+
+class Sandbox(Protocol):
+    """One container engine. Raises EngineFault when it does not answer."""
+
+    engine_id: str
+
+    def workspace(self, owner: Owner, image: str, limits: Limits) -> AbstractContextManager[Workspace]:
+        """A fresh, empty workspace for calls in `image`; leaving the context removes containers and volume.
+
+        Raises EnvironmentFault("image") when the image is missing or has no shell."""
+        ...
+
+    def has_image(self, image: str) -> bool:
+        """Whether the engine holds this image (name or id)."""
+        ...
+
+    def image_id(self, image: str) -> str:
+        """The engine's id of an image name of ours or any other. Raises EnvironmentFault("image") with a hint."""
+        ...
+
+    def owned(self, archive: str) -> list[tuple[Owner, str]]:
+        """Every container and volume of that archive on this engine: (owner, "container:ID" | "volume:NAME")."""
+        ...
+
+    def remove(self, resource: str) -> None:
+        """Remove one of `owned`; already gone is success. A thing without our label is refused."""
+        ...

@@ -1,0 +1,77 @@
+"""Owns the Archive protocol and `open_archive`. Refuses to interpret keys (keys.py) or contents (journal.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from worker.contract.settings import Settings
+
+
+class Archive(Protocol):
+    """A create-only object store. Keys are `/`-separated, as made by keys.py, relative to the archive's root.
+
+    Every method raises StoreFault (retryable or not, with a hint) when the store cannot be reached or refuses.
+    """
+
+    url: str
+    """The address it was opened with, without credentials."""
+
+    def create(self, key: str, data: bytes | Path) -> bool:
+        """Store data under key if nothing is there: True when this call created it, False when it existed.
+
+        Atomic and durable: after True a crash cannot lose it, a reader never sees half of it. A Path is streamed.
+        Uploaded size and digest are verified.
+        """
+        ...
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """Write a cache or marker, never evidence (roll-ups, indexes, `open/`, `days/`)."""
+        ...
+
+    def get(self, key: str, *, max_bytes: int = 256 * 2**20) -> bytes:
+        """The whole object. Raises NotFoundFault, and IntegrityFault when it is larger than max_bytes."""
+        ...
+
+    def chunks(self, key: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The object, or a range of it, in chunks of at most 1 MiB. Raises NotFoundFault at the first chunk."""
+        ...
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the object, None when it does not exist."""
+        ...
+
+    def list(self, prefix: str, *, after: str = "") -> Iterator[str]:
+        """All keys that start with prefix (a full folder, ends with `/`), sorted, strictly greater than after."""
+        ...
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Names of the direct sub-folders of prefix (ends with `/`), sorted, without slash."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove markers and expired objects. A key that is already gone is success."""
+        ...
+
+    def probe(self) -> None:
+        """Prove that the store honours create-only writes; raises StoreFault naming the reason when it does not."""
+        ...
+
+
+def open_archive(url: str, settings: Settings) -> Archive:
+    """Open `file:///folder` or `s3://bucket/prefix`. The SDK loads only for s3.
+
+    Raises UsageFault for another scheme, StoreFault when it cannot be reached. Does not probe.
+    """
+    from worker.contract.errors import UsageFault
+
+    if url.startswith("file://"):
+        from worker.store.local import LocalArchive
+
+        return LocalArchive(url)
+    if url.startswith("s3://"):
+        from worker.store.s3 import S3Archive
+
+        return S3Archive(url, settings)
+    raise UsageFault(f"unknown archive address {url!r}", hint="use file:///folder or s3://bucket/prefix")

@@ -1,0 +1,50 @@
+"""Owns the Tool shape. Refuses to know containers: a tool maps arguments to a Command or answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel
+
+from worker.contract.events import PlanItem
+from worker.contract.task import Check, Limits
+from worker.sandbox.protocol import Command
+
+
+@dataclass(frozen=True)
+class ToolContext:
+    """What a tool may look at: the run's limits and checks, its plan, and a reader of kept outputs by call id
+    (returns None for an unknown id)."""
+
+    limits: Limits
+    checks: tuple[Check, ...]
+    path: str
+    plan: tuple[PlanItem, ...]
+    read_output: Callable[[str], bytes | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A tool that needs no container answers with text; plan replaces the run's plan when given."""
+
+    text: str
+    ok: bool = True
+    plan: tuple[PlanItem, ...] | None = None
+
+
+class Tool(Protocol):
+    """name, description (one line), Arguments (pydantic, extra forbidden, strict), effect.
+
+    effect: read (workspace mounted read-only), write, or none (no container).
+    """
+
+    name: str
+    description: str
+    Arguments: type[BaseModel]
+    effect: Literal["read", "write", "none"]
+
+    def command(self, arguments: Any, context: ToolContext) -> list[Command] | Answer:
+        """What the call runs: usually one Command; run_checks gives one a check; Answer when no container."""
+        ...
