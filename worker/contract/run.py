@@ -145,9 +145,7 @@ class Run(Frozen):
                 return self._with(status="waiting", waiting=event, not_before=event.until, barren_claims=0)
             case Yielded():
                 infra = self.infra_yields + 1 if event.why == "infra" else self.infra_yields
-                return self._with(
-                    status="queued", not_before=event.not_before, barren_claims=0, infra_yields=infra
-                )
+                return self._with(status="queued", not_before=event.not_before, barren_claims=0, infra_yields=infra)
             case Unrecorded():
                 return self._spend(Usage(input_tokens=event.tokens), event.cost_microusd)
             case Compacted():

@@ -26,9 +26,7 @@ class Settings(BaseSettings):
     state_dir: sockets, spools and the embedded server's files; nothing in it is truth.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="DAWN_", env_nested_delimiter="__", frozen=True, extra="ignore"
-    )
+    model_config = SettingsConfigDict(env_prefix="DAWN_", env_nested_delimiter="__", frozen=True, extra="ignore")
 
     state_dir: Path = Field(default_factory=_state_dir)
     archive: str | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from worker.contract.cancel import Cancel
 from worker.contract.events import Reply
-from worker.sandbox.protocol import Cancel
 
 
 @dataclass(frozen=True)
