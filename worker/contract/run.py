@@ -50,7 +50,8 @@ class Run(Frozen):
     last_seq: number of the last segment, -1 before the first. last_hash: SHA-256 of the last line.
     attempt: seq of the current claim, None when nobody ever claimed. barren_claims: claims in a row that ended
     without a step and without parking or yielding. infra_yields: infra yields in a row without a step.
-    chain: snapshots to restore, last full one first. pending: calls of the last reply not yet observed.
+    chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
+    change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
     working_s: time spent under claims, waiting excluded.
     """
 
@@ -85,6 +86,7 @@ class Run(Frozen):
     context_tokens: int = 0
     pending: tuple[ToolCall, ...] = ()
     chain: tuple[SnapshotRef, ...] = ()
+    snapshot: SnapshotRef | None = None
     plan: tuple[PlanItem, ...] = ()
     files: tuple[str, ...] = ()
     inbox_seen: int = 0
@@ -195,7 +197,7 @@ class Run(Frozen):
         pending = tuple(call for call in self.pending if call.id != observation.call_id)
         failed = observation.status != "ok" or observation.exit_code not in (0, None)
         chain = self.chain
-        if event.snapshot is not None:
+        if event.snapshot is not None and event.snapshot.object is not None:
             chain = (event.snapshot,) if event.snapshot.level == 0 else (*chain, event.snapshot)
         files = tuple(dict.fromkeys((*self.files, *event.files)))
         return self._with(
@@ -203,6 +205,7 @@ class Run(Frozen):
             turn="calls" if pending else "model",
             failing_calls=self.failing_calls + 1 if failed else 0,
             chain=chain,
+            snapshot=event.snapshot or self.snapshot,
             files=files,
             plan=self.plan if event.plan is None else event.plan,
             barren_claims=0,
