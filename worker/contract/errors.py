@@ -81,6 +81,12 @@ class IntegrityFault(Fault):
     exit_code = ExitCode.INTEGRITY
 
 
+class VersionFault(Fault):
+    """Something stored was written by a newer Dawnfleet: it is sound, and this one must leave it alone."""
+
+    exit_code = ExitCode.CONFLICT
+
+
 class StoreFault(Fault):
     """The archive cannot be read or written now."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from worker.contract.errors import StoreFault, UsageFault
 from worker.contract.settings import Settings
 
 
@@ -58,14 +60,40 @@ class Archive(Protocol):
         """Prove that the store honours create-only writes; raises StoreFault naming the reason when it does not."""
         ...
 
+    def sweep(self, *, older_than_s: float) -> int:
+        """Remove what interrupted writers left behind (staged files, unfinished uploads); returns how many.
+
+        older_than_s must be longer than any upload may take, since a living writer's work looks the same.
+        """
+        ...
+
+
+def prove_create_only(create: Callable[[str, bytes], bool], archive: Archive, what: str) -> None:
+    """Create one object twice through `create` and see the second refused and the first kept.
+
+    what: the kind of write, for the message. Raises StoreFault, not retryable, for a store that does not honour
+    conditional writes. Leaves nothing behind.
+    """
+    key = f"probe/{uuid.uuid4().hex}"
+    try:
+        first, second = create(key, b"first"), create(key, b"second")
+        kept = archive.get(key, max_bytes=64)
+    finally:
+        archive.delete([key])
+    if not first or second or kept != b"first":
+        raise StoreFault(
+            f"{archive.url} ignores conditional writes ({what}): a second create of one key "
+            + ("was taken for a success" if second else "did not keep the first object"),
+            hint="use a store that honours If-None-Match: *, such as AWS S3, MinIO or SeaweedFS, or file:///folder",
+            retryable=False,
+        )
+
 
 def open_archive(url: str, settings: Settings) -> Archive:
     """Open `file:///folder` or `s3://bucket/prefix`. The SDK loads only for s3.
 
     Raises UsageFault for another scheme, StoreFault when it cannot be reached. Does not probe.
     """
-    from worker.contract.errors import UsageFault
-
     if url.startswith("file://"):
         from worker.store.local import LocalArchive
 

@@ -2,8 +2,43 @@
 
 from __future__ import annotations
 
+from worker.contract.errors import InvalidFault
+
+KEY_BYTES = 900
+"""Longest key, UTF-8 bytes: S3 takes 1,024, and an archive's own prefix needs room too."""
+
+PART_BYTES = 240
+"""Longest part between two slashes, UTF-8 bytes: file systems take 255."""
+
 SEQ_DIGITS = 9
 """Segments sort as text: nine digits allow a billion."""
+
+
+def check(key: str) -> str:
+    """The key itself when every store can hold it: parts that are not empty, do not start with a dot, have no
+    control characters and fit KEY_BYTES and PART_BYTES. Raises InvalidFault otherwise."""
+    try:
+        parts = [part.encode() for part in key.split("/")]
+    except UnicodeEncodeError:
+        raise InvalidFault(f"key {key!r} is not valid text") from None
+    if len(key.encode()) > KEY_BYTES or any(len(part) > PART_BYTES for part in parts):
+        raise InvalidFault(
+            f"key {key[:60]!r}... is too long", hint=f"at most {PART_BYTES} bytes a part, {KEY_BYTES} in all"
+        )
+    if any(not part or part.startswith(b".") for part in parts) or any(
+        ord(char) < 32 or ord(char) == 127 for char in key
+    ):
+        raise InvalidFault(f"key {key!r} has an empty part, a leading dot or a control character")
+    return key
+
+
+def check_folder(prefix: str) -> str:
+    """The prefix itself when it is a full folder (ends with `/`) or the archive's root (empty)."""
+    if prefix:
+        if not prefix.endswith("/"):
+            raise InvalidFault(f"prefix {prefix!r} is not a full folder", hint="end it with /")
+        check(prefix[:-1])
+    return prefix
 
 
 def segment(run: str, seq: int) -> str:
