@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.contract.errors import InvalidFault
+from worker.contract.errors import IntegrityFault, InvalidFault
 
 KEY_BYTES = 900
 """Longest key, UTF-8 bytes: S3 takes 1,024, and an archive's own prefix needs room too."""
@@ -50,8 +50,11 @@ def journal(run: str) -> str:
 
 
 def segment_seq(key: str) -> int:
-    """The number in a segment's key."""
-    return int(key.rsplit("/", 1)[1].split(".", 1)[0])
+    """The number in a segment's key. Raises IntegrityFault for a key that is not a segment's."""
+    number = key.rsplit("/", 1)[-1].removesuffix(".jsonl")
+    if not (number.isascii() and number.isdigit()):
+        raise IntegrityFault(f"{key} is not a segment")
+    return int(number)
 
 
 def task(run: str) -> str:

@@ -1,0 +1,302 @@
+"""Owns Journal, the append-only chain of one run in an archive. Refuses to decide what a run does next.
+
+The next segment number is the fence: an append creates `journal/<seq>.jsonl`, and of two writers one is told what
+the other wrote. Every line names the hash of the line before; the first names the digest of task.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from worker.contract.errors import ConflictFault, IntegrityFault, InvalidFault, NotFoundFault, VersionFault
+from worker.contract.events import (
+    JOURNAL_VERSION,
+    RECORD,
+    Event,
+    FedBack,
+    Observed,
+    Prepared,
+    Record,
+    Sealed,
+    Submitted,
+    Verdict,
+    canonical,
+    digest,
+)
+from worker.contract.run import Run, fold
+from worker.contract.task import TASK_VERSION, Task
+from worker.store import keys
+from worker.store.archive import Archive
+
+READERS = 8
+"""Segments fetched at the same time, which hides an object store's round trips."""
+
+READ_AHEAD = 64
+"""Segments held in memory before they are parsed, at most."""
+
+SEGMENT_BYTES = 64 * 2**20
+"""Largest segment: texts and arguments only, outputs are blobs. What could not be read is not written."""
+
+Line = tuple[Record, str]
+"""A record and the SHA-256 of its line."""
+
+
+class AppendConflict(ConflictFault):
+    """Somebody else wrote the segment first. winner: its records, ready for `fold(winner, run)`."""
+
+    def __init__(self, run: str, seq: int, winner: tuple[Line, ...]) -> None:
+        what = " ".join(record.event.type for record, _ in winner)
+        super().__init__(f"segment {seq} of run {run} was written by somebody else: {what}")
+        self.winner = winner
+
+
+class Journal:
+    """One run's journal, task and stored bytes. Holds no state of its own; thread-safe.
+
+    Methods raise StoreFault as the archive does, NotFoundFault for a run or object that is not there,
+    IntegrityFault for bytes that are not what their digest or chain says, VersionFault for a newer writer's.
+    """
+
+    def __init__(self, archive: Archive, run: str) -> None:
+        self.run = run
+        self._archive = archive
+
+    def submit(self, task: Task, by: str, at: str) -> bool:
+        """Write task.json, the open marker and segment 0, or what of them is missing; True when segment 0 is ours.
+
+        Raises ConflictFault when another task stands under this run id.
+        """
+        data = canonical(task.model_dump(mode="json"))
+        if not self._archive.create(keys.task(self.run), data) and self._task_bytes() != data:
+            raise ConflictFault(f"run {self.run} exists already with another task", hint="submit under another key")
+        if self._archive.size(keys.segment(self.run, 0)) is not None:
+            return False  # the marker came before segment 0, and may be gone because the run is sealed
+        self._archive.create(keys.open_marker(self.run), b"")
+        try:
+            self.append(Run(id=self.run), [Submitted(by=by)], attempt=None, at=at)
+        except AppendConflict:
+            return False
+        return True
+
+    def task(self) -> Task:
+        """What was asked."""
+        data = self._task_bytes()
+        try:
+            return Task.model_validate_json(data)
+        except ValidationError as error:
+            _refuse_newer(data, TASK_VERSION, keys.task(self.run))
+            raise IntegrityFault(f"{keys.task(self.run)} is not a task: {_first(error)}") from error
+
+    def read(self, after: int = -1, *, prev: str | None = None) -> Iterator[Line]:
+        """The records of all segments numbered above `after`, oldest first, each proven to continue the chain.
+
+        prev: hash of the last line of segment `after`, when the caller knows it (a folded Run does).
+        """
+        if prev is None:
+            prev = digest(self._task_bytes()) if after < 0 else self._segment(after, None)[-1][1]
+        seq = after
+        for key, data in self._segments(after):
+            seq += 1
+            if key != keys.segment(self.run, seq):
+                raise IntegrityFault(f"{keys.segment(self.run, seq)} is missing, {key} comes instead")
+            for line in _parse(key, data, self.run, seq, prev):
+                prev = line[1]
+                yield line
+
+    def load(self, since: Run | None = None) -> Run:
+        """The run after its last segment; with `since`, an earlier fold, only newer segments are read."""
+        start = since or Run(id=self.run)
+        return fold(self.read(start.last_seq, prev=start.last_hash or None), start)
+
+    def append(
+        self, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str | None = None
+    ) -> Run:
+        """Commit events as segment run.last_seq + 1, all or none, and return the run after them.
+
+        attempt: seq of the claim this is written under. at: UTC, ISO 8601. nonce: give the same one again when an
+        append ended in a StoreFault and is repeated; a segment that carries it counts as written by us.
+        Raises AppendConflict when somebody else wrote that segment, ConflictFault when the run is sealed,
+        InvalidFault when the events are over SEGMENT_BYTES.
+        """
+        if run.sealed is not None:
+            raise ConflictFault(f"run {self.run} is sealed")
+        seq, nonce = run.last_seq + 1, nonce or secrets.token_hex(16)
+        first = prev = run.last_hash or digest(self._task_bytes())
+        lines: list[Line] = []
+        data = b""
+        for event in events:
+            record = Record(run=self.run, seq=seq, at=at, attempt=attempt, nonce=nonce, prev=prev, event=event)
+            line = record.line()
+            prev = digest(line)
+            data += line + b"\n"
+            lines.append((record, prev))
+        if len(data) > SEGMENT_BYTES:
+            raise InvalidFault(f"segment {seq} would have {len(data)} bytes, over {SEGMENT_BYTES}")
+        if not self._archive.create(keys.segment(self.run, seq), data):
+            lines = self._segment(seq, first)
+            if lines[0][0].nonce != nonce:
+                raise AppendConflict(self.run, seq, tuple(lines))
+        return fold(lines, run)
+
+    def put_blob(self, data: bytes | Path) -> str:
+        """Store bytes or a file under their digest, and return it. Storing them again changes nothing."""
+        return self._put(keys.blob, data)
+
+    def get_blob(self, name: str, *, max_bytes: int = 256 * 2**20) -> bytes:
+        """The bytes of a blob, at most max_bytes."""
+        data = self._archive.get(keys.blob(self.run, name), max_bytes=max_bytes)
+        if digest(data) != name:
+            raise IntegrityFault(f"{keys.blob(self.run, name)} does not have its digest")
+        return data
+
+    def put_snapshot(self, data: bytes | Path) -> str:
+        """Store a snapshot's archive of changes under its digest, and return it."""
+        return self._put(keys.snapshot, data)
+
+    def get_snapshot(self, name: str) -> Iterator[bytes]:
+        """A snapshot's archive in chunks. A wrong digest shows only at the end: then the last step raises
+        IntegrityFault, and what was made of the chunks before must be thrown away."""
+        return _checked(self._archive, keys.snapshot(self.run, name), name)
+
+    def verify(self) -> list[str]:
+        """Recompute the chain and every digest its events name; one line for each problem, empty when all is sound.
+
+        Goes on after a problem. Raises StoreFault only, and NotFoundFault when there is no such run.
+        """
+        prev: str | None = digest(self._task_bytes())
+        problems: list[str] = []
+        named: dict[str, str] = {}
+        seq = -1
+        for key, data in self._segments(-1):
+            seq += 1
+            try:
+                if key != keys.segment(self.run, seq):
+                    problems.append(f"{keys.segment(self.run, seq)} is missing, {key} comes instead")
+                    seq, prev = keys.segment_seq(key), None
+                for record, line_hash in _parse(key, data, self.run, seq, prev):
+                    prev = line_hash
+                    named.update(self._named(record.event))
+            except (IntegrityFault, VersionFault) as fault:
+                problems.append(fault.message)
+                prev = None
+        for key, expected in named.items():
+            try:
+                for _ in _checked(self._archive, key, expected):
+                    pass
+            except (IntegrityFault, NotFoundFault) as fault:
+                problems.append(fault.message)
+        return problems
+
+    def _put(self, key: Callable[[str, str], str], data: bytes | Path) -> str:
+        if isinstance(data, Path):
+            with open(data, "rb") as file:
+                name = hashlib.file_digest(file, "sha256").hexdigest()
+        else:
+            name = digest(data)
+        self._archive.create(key(self.run, name), data)
+        return name
+
+    def _task_bytes(self) -> bytes:
+        try:
+            return self._archive.get(keys.task(self.run))
+        except NotFoundFault:
+            raise NotFoundFault(f"there is no run {self.run}") from None
+
+    def _segment(self, seq: int, prev: str | None) -> list[Line]:
+        key = keys.segment(self.run, seq)
+        return _parse(key, self._archive.get(key, max_bytes=SEGMENT_BYTES), self.run, seq, prev)
+
+    def _segments(self, after: int) -> Iterator[tuple[str, bytes]]:
+        """Keys and bytes of the segments numbered above `after`, in order; fetched ahead when there are several."""
+        found = self._archive.list(keys.journal(self.run), after=keys.segment(self.run, after) if after >= 0 else "")
+
+        def fetch(key: str) -> bytes:
+            return self._archive.get(key, max_bytes=SEGMENT_BYTES)
+
+        head = list(islice(found, READ_AHEAD))
+        if len(head) < 2:
+            yield from ((key, fetch(key)) for key in head)
+            return
+        with ThreadPoolExecutor(READERS) as pool:
+            while head:
+                yield from zip(head, pool.map(fetch, head), strict=True)
+                head = list(islice(found, READ_AHEAD))
+
+    def _named(self, event: Event) -> dict[str, str]:
+        """Key -> digest of everything an event names."""
+        blobs: list[str | None] = []
+        named: dict[str, str] = {}
+        match event:
+            case Prepared():
+                named[keys.environment(event.environment_key)] = event.environment
+            case Observed():
+                blobs.append(event.observation.blob)
+                if event.snapshot is not None and event.snapshot.object is not None:
+                    named[keys.snapshot(self.run, event.snapshot.object)] = event.snapshot.object
+            case FedBack():
+                blobs.extend(check.blob for check in event.checks)
+            case Verdict():
+                blobs.extend(check.blob for check in event.checks)
+                blobs.append(event.patch.digest)
+            case Sealed():
+                blobs.extend(event.artifacts.values())
+            case _:
+                pass
+        return named | {keys.blob(self.run, name): name for name in blobs if name is not None}
+
+
+def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[Line]:
+    """The records of one segment; prev None skips the link to the line before."""
+    if not data.endswith(b"\n"):
+        raise IntegrityFault(f"{key} is torn: its last line has no end")
+    lines: list[Line] = []
+    for number, text in enumerate(data[:-1].split(b"\n"), start=1):
+        where = f"{key} line {number}"
+        try:
+            # Not validate_json: a lone surrogate that a model wrote is kept by canonical() and read by json.
+            record = RECORD.validate_python(json.loads(text))
+        except ValidationError as error:
+            _refuse_newer(text, JOURNAL_VERSION, where)
+            raise IntegrityFault(f"{where} is not a record: {_first(error)}") from error
+        except ValueError as error:
+            raise IntegrityFault(f"{where} is not JSON: {error}") from error
+        if record.run != run or record.seq != seq:
+            raise IntegrityFault(f"{where} belongs to segment {record.seq} of run {record.run}")
+        if prev is not None and record.prev != prev:
+            raise IntegrityFault(f"{where} does not continue the chain")
+        prev = digest(text)
+        lines.append((record, prev))
+    return lines
+
+
+def _checked(archive: Archive, key: str, expected: str) -> Iterator[bytes]:
+    """The object's chunks; raises IntegrityFault after the last when the digest is not the expected one."""
+    hasher = hashlib.sha256()
+    for chunk in archive.chunks(key):
+        hasher.update(chunk)
+        yield chunk
+    if hasher.hexdigest() != expected:
+        raise IntegrityFault(f"{key} does not have the digest {expected} that the journal names")
+
+
+def _refuse_newer(data: bytes, known: int, where: str) -> None:
+    """Raise VersionFault when the bytes say that a newer schema wrote them."""
+    try:
+        version = json.loads(data).get("v")
+    except (ValueError, AttributeError):
+        return
+    if isinstance(version, int) and version > known:
+        raise VersionFault(f"{where} has version {version}, this Dawnfleet knows {known}", hint="upgrade Dawnfleet")
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}"
