@@ -1,0 +1,41 @@
+"""Owns how a model is named: `none`, `scripted:FILE`, `replay:RUN`, `anthropic/NAME`, `openai/NAME`.
+
+Refuses to know what stands behind a name: whether a key is set or a file exists is found out by who opens it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from worker.contract.errors import InvalidFault
+
+Provider = Literal["none", "scripted", "replay", "anthropic", "openai"]
+
+FORMS: Final = "none, scripted:FILE, replay:RUN, anthropic/NAME, openai/NAME"
+MAX_CHARS: Final = 300
+_SEPARATORS: Final = {"scripted": ":", "replay": ":", "anthropic": "/", "openai": "/"}
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """provider and what it calls the model; name is "" for none, and may hold slashes (`openai/meta/llama`)."""
+
+    provider: Provider
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.provider + _SEPARATORS.get(self.provider, "") + self.name
+
+
+def parse_model_name(text: str) -> ModelName:
+    """Raises InvalidFault that lists the known forms."""
+    if text == "none":
+        return ModelName("none")
+    for provider in get_args(Provider):
+        separator = _SEPARATORS.get(provider)
+        if separator and text.startswith(provider + separator):
+            name = text[len(provider) + 1 :]
+            if name and len(text) <= MAX_CHARS and name == name.strip() and name.isprintable():
+                return ModelName(provider, name)
+    raise InvalidFault(f"unknown model {text[:MAX_CHARS]!r}", hint=f"known are {FORMS}")
