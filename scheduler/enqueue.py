@@ -1,0 +1,129 @@
+"""Owns turning a manifest and its located targets into a batch of tasks, and writing them. Refuses to ring.
+
+Ids are digests of what was asked: the same submit again completes what is missing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from scheduler.manifest import Manifest
+from worker.contract.errors import ConflictFault
+from worker.contract.events import canonical, digest
+from worker.contract.task import Repo, Task
+from worker.store import keys
+from worker.store.archive import Archive
+from worker.store.journal import Journal
+
+ID_DIGITS: Final = 12
+"""48 bits: a billion runs in one archive collide with a chance of one in 560; a collision is refused, not mixed."""
+PREFIX_CHARS: Final = 24
+WRITERS: Final = 8
+TARGETS_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is written at submit. tasks: one a target, in the manifest's order."""
+
+    id: str
+    manifest: bytes
+    targets: bytes
+    tasks: tuple[Task, ...]
+
+
+def freeze(
+    manifest: Manifest,
+    text: str,
+    repos: Sequence[Repo],
+    *,
+    script: str | None = None,
+    key: str = "",
+    lane: Literal["interactive", "batch"] = "batch",
+) -> Batch:
+    """The batch of a manifest whose targets are `repos`, in order. Pure.
+
+    text: the manifest as written, stored for people. key: what makes a batch differ from an equal one before.
+    Raises pydantic's ValidationError only when manifest and contract disagree, which is a bug of ours.
+    """
+    frozen = [
+        {"repo": repo.model_dump(mode="json"), "image": target.image or manifest.environment.image}
+        for target, repo in zip(manifest.targets, repos, strict=True)
+    ]
+    asked = {**manifest.model_dump(mode="json", exclude={"targets"}), "script": script, "key": key}
+    name = f"{manifest.name}-{digest(canonical([asked, frozen]))[:ID_DIGITS]}"
+    tasks = []
+    for target, (repo, entry) in zip(_target_ids(repos), zip(repos, frozen, strict=True), strict=True):
+        tasks.append(
+            Task(
+                run=f"{_slug(repo.label)}-{digest(canonical([name, target, 0]))[:ID_DIGITS]}",
+                batch=name,
+                target=target,
+                lane=lane,
+                repo=repo,
+                environment=manifest.environment.model_copy(update={"image": entry["image"]}),
+                prompt=manifest.task.prompt,
+                commands=manifest.task.commands,
+                model=manifest.task.model,
+                script=script,
+                checks=manifest.checks,
+                limits=manifest.limits,
+            )
+        )
+    return Batch(name, text.encode(), _targets_json(name, tasks), tuple(tasks))
+
+
+def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
+    """Write the batch and its runs, or what of them is missing; returns how many runs are new.
+
+    by: who submits; at: UTC, ISO 8601. Raises StoreFault, ConflictFault when an id is taken by something else.
+    """
+    archive.create(keys.batch_manifest(batch.id), batch.manifest)
+    if (
+        not archive.create(keys.batch_targets(batch.id), batch.targets)
+        and archive.get(keys.batch_targets(batch.id)) != batch.targets
+    ):
+        raise ConflictFault(f"batch {batch.id} exists already with other targets", hint="give it another name")
+
+    def write(task: Task) -> bool:
+        return Journal(archive, task.run).submit(task, by, at)
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        return sum(pool.map(write, batch.tasks))
+
+
+def runs_of(targets: bytes) -> list[str]:
+    """Ids of the runs of a batch, in the manifest's order, from its targets.json."""
+    return [str(target["run"]) for target in json.loads(targets)["targets"]]
+
+
+def _targets_json(batch: str, tasks: Sequence[Task]) -> bytes:
+    targets: list[dict[str, Any]] = [
+        {
+            "target": task.target,
+            "run": task.run,
+            "repo": task.repo.model_dump(mode="json"),
+            "image": task.environment.image,
+        }
+        for task in tasks
+    ]
+    return canonical({"v": TARGETS_VERSION, "batch": batch, "targets": targets})
+
+
+def _target_ids(repos: Sequence[Repo]) -> Iterator[str]:
+    """A readable name for each target, unique in the batch: label, path, and a number where both are the same."""
+    seen: dict[str, int] = {}
+    for repo in repos:
+        name = f"{repo.label}/{repo.path}" if repo.path else repo.label
+        seen[name] = seen.get(name, 0) + 1
+        yield name if seen[name] == 1 else f"{name}#{seen[name]}"
+
+
+def _slug(label: str) -> str:
+    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:PREFIX_CHARS].strip("-")
+    return slug or "run"

@@ -1,0 +1,203 @@
+"""Owns the manifest: what a user asks of many repositories, version 1. Refuses to look at the repositories.
+
+Every mistake is reported at once, each with file, line and column.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from worker.contract.errors import InvalidFault
+from worker.contract.places import Document, Problem, read
+from worker.contract.task import Check, Environment, Frozen, Limits, Repo
+
+CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
+"""`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
+
+
+class Target(Frozen):
+    """One repository. repo: URL or local path. image: overrides environment.image."""
+
+    repo: Annotated[str, Field(min_length=1)]
+    ref: Annotated[str, Field(min_length=1)] | None = None
+    path: str = ""
+    image: Annotated[str, Field(min_length=1)] | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _plain(cls, path: str) -> str:
+        try:
+            Repo(url="-", path=path)
+        except ValidationError as error:
+            raise ValueError(_message(error.errors()[0])) from None
+        return path
+
+
+class Work(Frozen):
+    """What is asked: commands run first, then the model (`none` for commands only)."""
+
+    prompt: str = ""
+    commands: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    model: str = "none"
+
+    @model_validator(mode="after")
+    def _something(self) -> Work:
+        if self.model == "none" and not self.commands:
+            raise ValueError("model is none and there are no commands: nothing to do")
+        if self.model != "none" and not self.prompt.strip():
+            raise ValueError(f"model {self.model} needs a prompt")
+        return self
+
+
+class Manifest(Frozen):
+    """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits`."""
+
+    version: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
+    targets: Annotated[tuple[Target, ...], Field(min_length=1)]
+    task: Work
+    environment: Environment = Environment()
+    checks: Annotated[tuple[Check, ...], BeforeValidator(lambda value: named_checks(value))] = ()
+    limits: Limits = Limits()
+
+    @field_validator("checks")
+    @classmethod
+    def _distinct(cls, checks: tuple[Check, ...]) -> tuple[Check, ...]:
+        names = [check.name for check in checks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"check names must differ: {', '.join(twice)}")
+        return checks
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid manifest. text: the file as written. folder: what relative paths are relative to.
+
+    script: text of the script when the model is scripted. document: where each value stands.
+    """
+
+    manifest: Manifest
+    text: str
+    name: str
+    folder: Path
+    script: str | None
+    document: Document
+
+
+class ManifestFault(InvalidFault):
+    """problems: every mistake, in the order of the file; `lines` renders them for a terminal."""
+
+    def __init__(self, name: str, problems: list[Problem], *, hint: str = "") -> None:
+        count = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
+        super().__init__(f"{name} has {count}", hint=hint)
+        self.name = name
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.line, problem.column)))
+
+    def lines(self) -> list[str]:
+        """`file:line:col path message`, one each."""
+        return [
+            f"{self.name}:{problem.line}:{problem.column} {problem.where or '(document)'} {problem.message}"
+            for problem in self.problems
+        ]
+
+
+def named_checks(value: Any) -> Any:
+    """Give each check written as a plain string its name: `name=command`, or the command's own words."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    return [_named(check) if isinstance(check, str) else check for check in value]
+
+
+def load(path: Path, defaults: Limits) -> Loaded:
+    """Read and validate a manifest file. Raises ManifestFault with every mistake, InvalidFault when unreadable."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidFault(f"cannot read {path}: {error}", hint="name a manifest in YAML, UTF-8") from error
+    return parse(text, str(path), path.resolve().parent, defaults)
+
+
+def parse(text: str, name: str, folder: Path, defaults: Limits) -> Loaded:
+    """Validate a manifest's text; limits it does not give come from defaults. Raises ManifestFault."""
+    document = read(text)
+    problems = list(document.problems)
+    manifest: Manifest | None = None
+    if not isinstance(document.data, dict):
+        if not problems:
+            problems.append(document.problem((), "must be a mapping with version, name, targets and task"))
+    else:
+        try:
+            manifest = Manifest.model_validate(_with_limits(document.data, defaults))
+        except ValidationError as error:
+            problems += [_problem(document, details) for details in error.errors()]
+    script: str | None = None
+    if isinstance(document.data, dict) and isinstance(document.data.get("task"), dict):
+        model = document.data["task"].get("model", "none")
+        if isinstance(model, str):
+            try:
+                script = script_of(model, folder)
+            except InvalidFault as fault:
+                problems.append(document.problem(("task", "model"), str(fault)))
+    if problems or manifest is None:
+        raise ManifestFault(name, problems)
+    return Loaded(manifest, text, name, folder, script, document)
+
+
+def script_of(model: str, folder: Path) -> str | None:
+    """The text of `scripted:FILE` (relative to folder), None for every other model.
+
+    Raises InvalidFault when the model's name has no known form, or its script is missing or does not parse.
+    """
+    from worker.contract.model_name import parse_model_name
+    from worker.contract.script import parse_script
+
+    name = parse_model_name(model)
+    if name.provider != "scripted":
+        return None
+    path = folder / name.name
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidFault(f"cannot read the script {name.name}: {error}") from error
+    parse_script(text, name.name)
+    return text
+
+
+def _named(check: str) -> dict[str, str]:
+    match = CHECK_NAME.match(check)
+    if match:
+        return {"name": match["name"], "command": match["command"]}
+    return {"name": " ".join(check.split())[:60] or "check", "command": check}
+
+
+def _with_limits(data: Mapping[str, Any], defaults: Limits) -> dict[str, Any]:
+    given = data.get("limits", {})
+    limits = {**defaults.model_dump(), **given} if isinstance(given, dict) else given
+    return {**data, "limits": limits}
+
+
+def _message(details: Mapping[str, Any]) -> str:
+    if details["type"] == "missing":
+        return "is required"
+    return str(details["msg"]).removeprefix("Value error, ")
+
+
+def _problem(document: Document, details: Mapping[str, Any]) -> Problem:
+    path = tuple(part for part in details["loc"])
+    if details["type"] != "extra_forbidden":
+        return document.problem(path, _message(details))
+    parts: dict[str | int, type[Frozen]] = {
+        "targets": Target, "task": Work, "environment": Environment, "checks": Check, "limits": Limits,
+    }  # fmt: skip
+    known = list((parts[path[0]] if len(path) > 1 else Manifest).model_fields)
+    near = difflib.get_close_matches(str(path[-1]), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+    return document.problem(path, f"unknown key; {hint}", at_key=True)

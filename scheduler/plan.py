@@ -1,0 +1,164 @@
+"""Owns the decision which run is rung when. Pure: no clock, no store, no Redis; refuses to act.
+
+`plan(now, runs, slots, ...)` gives exactly one decision a run: Ring its doorbell, Wait, or Close it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from worker.contract.events import Failure, OutcomeName
+from worker.contract.run import Status
+
+Lane = Literal["interactive", "batch", "solo"]
+Pool = Literal["main", "solo"]
+"""main workers take the lanes interactive and batch; a process of concurrency one beside them takes solo."""
+
+SPARE_DOORBELLS: Final = 2
+"""Outstanding doorbells never exceed slots + 2."""
+USUAL_CLAIM_S: Final = 5.0
+"""A doorbell this old that nobody answered no longer keeps a free slot from the next run."""
+SOLO_AFTER_BARREN_CLAIMS: Final = 2
+LOST_AFTER_BARREN_CLAIMS: Final = 3
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The last doorbell of a run: when, and how many claims the run had then."""
+
+    at: datetime
+    claims: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits in its inbox.
+
+    since: UTC ISO time of submit, the order within a lane.
+    """
+
+    id: str
+    status: Status
+    since: str = ""
+    lane: Literal["interactive", "batch"] = "batch"
+    leased: bool = False
+    cancelled: bool = False
+    claims: int = 0
+    barren_claims: int = 0
+    not_before: datetime | None = None
+    rung: Rung | None = None
+
+    @property
+    def orphan(self) -> bool:
+        """Claimed, not sealed, not given back, and nobody alive holds it."""
+        return self.status == "running" and not self.leased
+
+    def unanswered(self, now: datetime, within_s: float) -> bool:
+        """Its last doorbell is younger than within_s and no claim came since."""
+        rung = self.rung
+        return rung is not None and rung.claims == self.claims and now - rung.at < timedelta(seconds=within_s)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What living workers published: places in all, and free ones."""
+
+    total: int = 0
+    free: int = 0
+
+
+@dataclass(frozen=True)
+class Ring:
+    run: str
+    lane: Lane
+
+
+@dataclass(frozen=True)
+class Wait:
+    """why: attempt (one is alive), doorbell (rung, not answered yet), not_before, slots, settling, parked, none."""
+
+    run: str
+    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "parked"]
+    until: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Close:
+    """Seal the run: no attempt is alive and none may start."""
+
+    run: str
+    outcome: OutcomeName
+    failure: Failure | None = None
+    detail: str = ""
+
+
+Decision = Ring | Wait | Close
+
+
+def plan(
+    now: datetime,
+    runs: Iterable[Seen],
+    slots: Mapping[Pool, Slots],
+    *,
+    ring_again_s: float,
+    settling: bool = False,
+) -> list[Decision]:
+    """One decision for every run that is not sealed, most urgent first.
+
+    settling: Redis was lost a moment ago, so that a missing lease proves nothing: everything waits.
+    """
+    left = [run for run in runs if run.status != "sealed"]
+    if settling:
+        return [Wait(run.id, "settling") for run in sorted(left, key=_urgency)]
+    rooms = {pool: _room(now, pool, left, slots.get(pool, Slots()), ring_again_s) for pool in ("main", "solo")}
+    decisions: list[Decision] = []
+    for run in sorted(left, key=_urgency):
+        decision = _without_slots(now, run, ring_again_s)
+        if decision is None:
+            pool = _pool(run)
+            if rooms[pool] > 0:
+                rooms[pool] -= 1
+                decision = Ring(run.id, "solo" if pool == "solo" else run.lane)
+            else:
+                decision = Wait(run.id, "slots")
+        decisions.append(decision)
+    return decisions
+
+
+def _urgency(run: Seen) -> tuple[bool, bool, str, str]:
+    """Orphans first (somebody's work stands still), then people, then the batch; oldest first."""
+    return (not run.orphan, run.lane != "interactive", run.since, run.id)
+
+
+def _pool(run: Seen) -> Pool:
+    return "solo" if run.orphan and run.barren_claims >= SOLO_AFTER_BARREN_CLAIMS else "main"
+
+
+def _room(now: datetime, pool: Pool, runs: list[Seen], slots: Slots, ring_again_s: float) -> int:
+    """How many more doorbells this pool may be rung now."""
+    waiting = [run for run in runs if not run.leased and _pool(run) == pool]
+    usual_s = min(USUAL_CLAIM_S, ring_again_s)
+    fresh = sum(run.unanswered(now, usual_s) for run in waiting)
+    outstanding = sum(run.unanswered(now, ring_again_s) for run in waiting)
+    return min(slots.free - fresh, slots.total + SPARE_DOORBELLS - outstanding)
+
+
+def _without_slots(now: datetime, run: Seen, ring_again_s: float) -> Decision | None:
+    """The decision that needs no free slot, None when the run wants one."""
+    if run.leased:
+        return Wait(run.id, "attempt")
+    if run.cancelled:
+        return Close(run.id, "cancelled")
+    if run.orphan and run.barren_claims >= LOST_AFTER_BARREN_CLAIMS:
+        detail = f"{run.barren_claims} attempts in a row ended without a step"
+        return Close(run.id, "failed", Failure(cls="infra", reason="worker_lost", detail=detail))
+    if run.not_before is not None and now < run.not_before:
+        return Wait(run.id, "not_before", run.not_before)
+    if run.status == "waiting" and run.not_before is None:
+        return Wait(run.id, "parked")
+    if run.unanswered(now, ring_again_s):
+        return Wait(run.id, "doorbell")
+    return None
