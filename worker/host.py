@@ -1,0 +1,73 @@
+"""Owns the words between the loop and its attempt: Host, Tools, Stopped. Refuses to implement them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from worker.contract.cancel import Cancel
+from worker.contract.events import Event, Observed, Parked, Record, ToolCall
+from worker.contract.run import Run
+from worker.contract.task import Task
+from worker.models.protocol import ToolSpec
+from worker.tools.tool import Tool
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The attempt's Cancel was thrown (why: its reason). Nothing was committed for it; a call in flight is undone."""
+
+    why: str
+
+
+class Host(Protocol):
+    """What the loop needs of its attempt. The records and the run always agree: both end at the last commit."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def cancel(self) -> Cancel:
+        """Thrown from another thread to end the attempt now."""
+        ...
+
+    @property
+    def run(self) -> Run:
+        """The fold after the last commit."""
+        ...
+
+    def records(self) -> Sequence[Record]:
+        """The whole transcript, oldest first."""
+        ...
+
+    def working_s(self) -> float:
+        """Working time of the run up to now, seconds (Run.working_s and what passed since the last commit)."""
+        ...
+
+    def commit(self, *events: Event) -> None:
+        """Append the events as one segment. FencedFault when the run is no longer ours, StoreFault as it comes."""
+        ...
+
+    def inbox(self) -> Parked | Stopped | None:
+        """Consume waiting messages (commits `steered`); what they ask for: to park (committed), to stop, or nothing."""
+        ...
+
+    def execute(self, call: ToolCall, tool: Tool, arguments: Any) -> Observed | None:
+        """Run the call and take its snapshot, uncommitted; None when Cancel was thrown and the call rolled back.
+
+        Whatever a command does wrong is an observation. EngineFault and StoreFault as they come. The host bounds
+        a call's time by the working time that is left.
+        """
+        ...
+
+
+class Tools(Protocol):
+    """The tools on offer: what the model reads of them, and a call's text made into a tool with arguments."""
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]: ...
+
+    def parse(self, call: ToolCall) -> tuple[Tool, Any] | str:
+        """The tool and its validated arguments, or the error text that the model gets instead."""
+        ...

@@ -1,0 +1,132 @@
+"""Owns THE loop: ask the model, commit its reply, run its calls, commit each result, until there is an outcome.
+
+Refuses to know where it runs: no Celery, Redis, S3 or Docker. All it needs of its attempt is a Host.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from worker import context, meter, policy
+from worker.contract.errors import InvalidFault, ProviderFault
+from worker.contract.events import (
+    Event,
+    Failure,
+    Finished,
+    Observation,
+    ObservationStatus,
+    Observed,
+    Parked,
+    Replied,
+    Reply,
+    ToolCall,
+)
+from worker.host import Host, Stopped, Tools
+from worker.models.protocol import Model, ModelRequest
+
+__all__ = ["Host", "Stopped", "Tools", "work"]
+
+RETRY_DELAYS_S = (1.0, 4.0, 15.0)
+RETRY_AFTER_MAX_S = 60.0
+
+
+def work(
+    host: Host, model: Model, tools: Tools, *, phase: Literal["commands", "model"] = "model"
+) -> Finished | Parked | Stopped | None:
+    """Go on from wherever the journal stands until an outcome. What is returned is committed, but for Stopped.
+
+    None: the commands phase ran all of the task's commands (their failures are observations); nothing is decided.
+    """
+    while True:
+        for call in host.run.pending:
+            if (end := _between(host) or _act(host, tools, call)) is not None:
+                return end
+        if phase == "commands" and host.run.command_steps >= len(host.task.commands):
+            return None
+        if (end := _between(host)) is not None:
+            return end
+        request = context.render(host.task, host.records(), tools.specs, phase)
+        size = context.estimate_tokens(request)
+        if (failure := meter.oversize(size, host.task.limits)) is not None:
+            return _finish(host, failure)
+        began_s = host.working_s()
+        reply = _ask(host, model, request)
+        if isinstance(reply, Stopped):
+            return reply
+        if isinstance(reply, Failure):
+            return _finish(host, reply)
+        replied = Replied(
+            step=request.step,
+            phase=phase,
+            reply=reply,
+            context_tokens=reply.usage.total - reply.usage.output_tokens or size,
+            duration_ms=round((host.working_s() - began_s) * 1000),
+        )
+        if reply.stop == "refusal" or reply.stop == "content_filter":
+            refused = Failure(cls="refused", reason=reply.stop, detail=f"the model answered {reply.stop}")
+            return _finish(host, refused, replied, text=reply.text)
+        if reply.stop == "length" or reply.calls or not reply.text.strip():
+            host.commit(replied)  # before acting on it; the next render answers a cut or empty reply
+            continue
+        return _finish(host, None, replied, text=reply.text)
+
+
+def _between(host: Host) -> Finished | Parked | Stopped | None:
+    """What stands before every act: cancel, inbox, meter."""
+    if host.cancel.is_set():
+        return Stopped(host.cancel.reason)
+    if (asked := host.inbox()) is not None:
+        return asked
+    failure = meter.stop(host.run, host.task.limits, host.records(), host.working_s())
+    return None if failure is None else _finish(host, failure)
+
+
+def _act(host: Host, tools: Tools, call: ToolCall) -> Parked | Stopped | None:
+    """One call: parse, policy, run, commit. The model's mistakes become observations."""
+    parsed = tools.parse(call)
+    if isinstance(parsed, str):
+        return _tell(host, call, "error", parsed)
+    ruling = policy.judge(call, parsed[1], host.records())
+    if ruling.action == "ask":
+        parked = Parked(waiting="approval", detail=ruling.reason)
+        host.commit(policy.question(call, ruling, host.run), parked)
+        return parked
+    if ruling.action == "deny":
+        return _tell(host, call, "denied", ruling.reason)
+    observed = host.execute(call, *parsed)
+    if observed is None:
+        return Stopped(host.cancel.reason)
+    host.commit(observed)
+    return None
+
+
+def _tell(host: Host, call: ToolCall, status: ObservationStatus, text: str) -> None:
+    host.commit(Observed(observation=Observation(call_id=call.id, tool=call.name, status=status, output=text)))
+
+
+def _finish(host: Host, failure: Failure | None, *before: Event, text: str | None = None) -> Finished:
+    """Commit the end together with the reply that caused it, so that no crash falls between the two."""
+    finished = Finished(text=meter.report(host.run, host.records()) if text is None else text, failure=failure)
+    host.commit(*before, finished)
+    return finished
+
+
+def _ask(host: Host, model: Model, request: ModelRequest) -> Reply | Failure | Stopped:
+    """One reply within the working time, after a few short retries where the provider says they may help."""
+    limits = host.task.limits
+    for delay_s in (*RETRY_DELAYS_S, None):
+        left_s = limits.working_time_s - host.working_s()
+        if left_s <= 0:
+            return meter.out_of_time(limits)
+        try:
+            return model.reply(request, timeout_s=min(limits.model_timeout_s, left_s), cancel=host.cancel)
+        except InvalidFault as fault:
+            return Failure(cls="provider", reason="bad_request", detail=str(fault))
+        except ProviderFault as fault:
+            asked_s = fault.retry_after_s or 0.0
+            final = delay_s is None or not fault.retryable or asked_s > RETRY_AFTER_MAX_S
+            if final and not host.cancel.is_set():
+                return meter.provider_failure(fault)
+            if host.cancel.wait(max(delay_s or 0.0, asked_s)):
+                return Stopped(host.cancel.reason)
+    raise AssertionError("the last try returns or raises")

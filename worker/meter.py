@@ -1,0 +1,160 @@
+"""Owns the limits of a run: when it must stop, and what is then reported. Pure; refuses clocks and I/O.
+
+Everything is judged from the fold and the records, so a takeover judges exactly as the attempt before it did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from worker.contract.errors import ProviderFault
+from worker.contract.events import (
+    Failure,
+    FedBack,
+    Observation,
+    Observed,
+    Record,
+    Replied,
+    ToolCall,
+    canonical,
+)
+from worker.contract.run import Run
+from worker.contract.task import Limits
+
+RESERVE_TOKENS = 16_384
+"""Kept free for the reply and what it leads to (plan, section 6)."""
+
+REPORT_TAIL_LINES = 15
+REPORT_TAIL_CHARS = 2_000
+
+
+def stop(run: Run, limits: Limits, records: Sequence[Record], working_s: float) -> Failure | None:
+    """Why the run must stop now, None to go on. working_s: working time so far, seconds.
+
+    Steps, tokens and cost stop a run only when it is the model's turn: calls of a reply that is paid for still run.
+    """
+    if working_s >= limits.working_time_s:
+        return out_of_time(limits)
+    if run.failing_calls >= limits.failing_calls:
+        return Failure(cls="agent", reason="failing_calls", detail=f"{run.failing_calls} calls in a row failed")
+    repeats = Repeats(records).last
+    if repeats >= limits.repeats:
+        return Failure(cls="agent", reason="loop", detail=f"the same call gave the same result {repeats} times")
+    return None if run.pending else _stop_before_reply(run, limits)
+
+
+def _stop_before_reply(run: Run, limits: Limits) -> Failure | None:
+    if run.empty_replies >= limits.empty_replies:
+        return Failure(cls="agent", reason="empty_replies", detail=f"{run.empty_replies} empty replies in a row")
+    if run.malformed_replies >= limits.malformed_replies:
+        detail = f"{run.malformed_replies} replies in a row were cut or held no valid call"
+        return Failure(cls="agent", reason="malformed_calls", detail=detail)
+    if run.steps >= limits.steps:
+        return Failure(cls="limit", reason="steps", detail=f"the limit of {limits.steps} steps is used up")
+    if run.tokens >= limits.tokens:
+        return Failure(cls="limit", reason="tokens", detail=f"{run.tokens} of {limits.tokens} tokens are used")
+    if limits.cost_usd is not None and run.cost_microusd >= limits.cost_usd * 1_000_000:
+        detail = f"${run.cost_microusd / 1_000_000:.2f} of ${limits.cost_usd:.2f} is spent"
+        return Failure(cls="limit", reason="cost", detail=detail)
+    return None
+
+
+def oversize(context_tokens: int, limits: Limits) -> Failure | None:
+    """Whether a request of that estimated size leaves too little of the context for a reply."""
+    if context_tokens + RESERVE_TOKENS <= limits.context_tokens:
+        return None
+    detail = f"about {context_tokens} tokens and {RESERVE_TOKENS} for the reply exceed {limits.context_tokens}"
+    return Failure(cls="limit", reason="context", detail=detail)
+
+
+def out_of_time(limits: Limits) -> Failure:
+    """The working time is used up."""
+    return Failure(cls="limit", reason="wall", detail=f"the working time of {limits.working_time_s:g} s is used up")
+
+
+def provider_failure(fault: ProviderFault) -> Failure:
+    """What a provider's last word means for the run: a context overflow is a limit, the rest is the provider's."""
+    if fault.reason == "context":
+        return Failure(cls="limit", reason="context", detail=str(fault))
+    return Failure(cls="provider", reason=fault.reason, detail=str(fault))
+
+
+class Repeats:
+    """How often the same call was made on the same work tree with the same result.
+
+    An edit changes the tree, new output changes the result: both are progress. Times are counted over the whole
+    run, so that two calls taking turns are seen too.
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._calls: dict[str, ToolCall] = {}
+        self._tree = ""
+        self._seen: Counter[tuple[object, ...]] = Counter()
+        self.last = 0
+        for record in records:
+            self.see(record)
+
+    def see(self, record: Record) -> int:
+        """Take in one more record; returns and keeps in `last` the count of its observation (0 for other events)."""
+        event = record.event
+        self.last = 0 if not isinstance(event, Observed) else self._count(event)
+        if isinstance(event, Replied):
+            self._calls = {call.id: call for call in event.reply.calls}
+        elif isinstance(event, Observed) and event.snapshot is not None:
+            self._tree = event.snapshot.tree
+        return self.last
+
+    def _count(self, event: Observed) -> int:
+        seen = event.observation
+        call = self._calls.get(seen.call_id)
+        arguments = "" if call is None else _same_arguments(call.arguments)
+        key = (seen.tool, arguments, self._tree, seen.status, seen.exit_code, seen.blob or seen.output)
+        self._seen[key] += 1
+        return self._seen[key]
+
+
+def _same_arguments(raw: str) -> str:
+    """Arguments that differ only in spacing or order of keys are the same."""
+    try:
+        return canonical(json.loads(raw)).decode()
+    except ValueError:
+        return raw
+
+
+def report(run: Run, records: Sequence[Record]) -> str:
+    """What a run that was stopped leaves for its reader: plan, files touched, last checks, last error."""
+    plan = [f"- [{item.status}] {item.text}" for item in run.plan] or ["- none was written"]
+    files = [f"- {path}" for path in run.files] or ["- none"]
+    checks = error = None
+    for record in records:
+        event = record.event
+        if isinstance(event, FedBack):
+            checks = event.text
+        elif isinstance(event, Observed):
+            observation = event.observation
+            if observation.tool == "run_checks":
+                checks = observation.output
+            elif failed(observation):
+                error = (
+                    f"{observation.tool} ({observation.status}, exit {observation.exit_code})\n{observation.output}"
+                )
+    parts = (
+        f"Stopped after {run.steps} steps.",
+        "\n".join(["Plan:", *plan]),
+        "\n".join(["Files touched:", *files]),
+        f"Last checks:\n{_tail(checks) if checks else '- never run by the agent'}",
+        f"Last error:\n{_tail(error) if error else '- none'}",
+    )
+    return "\n\n".join(parts)
+
+
+def failed(observation: Observation) -> bool:
+    """Whether the model was told of a failure."""
+    return observation.status != "ok" or observation.exit_code not in (0, None)
+
+
+def _tail(text: str) -> str:
+    lines = text.strip().split("\n")[-REPORT_TAIL_LINES:]
+    return "\n".join(lines)[-REPORT_TAIL_CHARS:]
