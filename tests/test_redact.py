@@ -124,7 +124,7 @@ def test_a_secret_too_short_to_mask_is_refused_with_a_hint() -> None:
 
 
 def test_the_environment_names_what_is_secret() -> None:
-    """DAWN_SECRET_* under their short name, provider and store keys and passwords of addresses under the variable's."""
+    """DAWN_SECRET_* under their short name, keys and the passwords of addresses under their variable."""
     env = {
         "DAWN_SECRET_GITHUB": "gh-token-1\n",
         "ANTHROPIC_API_KEY": "anthropic-1",
