@@ -50,7 +50,7 @@ class Host(Protocol):
         ...
 
     def inbox(self) -> Parked | Stopped | None:
-        """Consume waiting messages (commits `steered`); what they ask for: to park (committed), to stop, or nothing."""
+        """Consume waiting messages (commits `steered`); says whether they ask to park (committed) or to stop."""
         ...
 
     def execute(self, call: ToolCall, tool: Tool, arguments: Any) -> Observed | None:

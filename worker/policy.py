@@ -69,7 +69,25 @@ RULES = (
 VALUE_OPTIONS = frozenset({"-C", "-c", "-n", "--git-dir", "--work-tree", "--context", "--namespace", "--prefix"})
 """Options of the programs above whose next word is their value, not the subcommand."""
 
-BEFORE_PROGRAM = frozenset("sudo env command exec nohup time xargs if then else do while until ! {".split())
+BEFORE_PROGRAM = frozenset(
+    [
+        "sudo",
+        "env",
+        "command",
+        "exec",
+        "nohup",
+        "time",
+        "xargs",
+        "if",
+        "then",
+        "else",
+        "do",
+        "while",
+        "until",
+        "!",
+        "{",
+    ]
+)
 OPERATORS = frozenset(";&|()")
 HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
 
@@ -90,7 +108,7 @@ def judge(call: ToolCall, arguments: Any, records: Iterable[Record]) -> Ruling:
 
 def question(call: ToolCall, ruling: Ruling, run: Run) -> Asked:
     """The question to a person, bound to tool, arguments and the workspace it was asked about."""
-    workspace = run.chain[-1].listing if run.chain else run.prepared.environment if run.prepared else ""
+    workspace = run.snapshot.listing if run.snapshot else ""
     return Asked(
         call_id=call.id,
         question=ruling.reason,

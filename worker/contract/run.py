@@ -178,8 +178,9 @@ class Run(Frozen):
 
     def _replied(self, event: Replied) -> Run:
         reply = event.reply
-        empty = not reply.calls and not reply.text.strip() and reply.stop == "end"
+        empty = not reply.calls and not reply.text.strip() and reply.stop in ("end", "calls")
         executable = reply.calls if reply.stop in ("end", "calls") else ()
+        cut = reply.stop == "length"
         return self._spend(reply.usage, reply.cost_microusd)._with(
             steps=event.step,
             command_steps=event.step if event.phase == "commands" else self.command_steps,
@@ -187,7 +188,7 @@ class Run(Frozen):
             pending=executable,
             turn="calls" if executable else "model",
             empty_replies=self.empty_replies + 1 if empty else 0,
-            malformed_replies=self.malformed_replies + 1 if reply.stop == "length" else self.malformed_replies,
+            malformed_replies=self.malformed_replies + cut if cut or executable else 0,
             barren_claims=0,
             infra_yields=0,
         )
@@ -196,6 +197,8 @@ class Run(Frozen):
         observation = event.observation
         pending = tuple(call for call in self.pending if call.id != observation.call_id)
         failed = observation.status != "ok" or observation.exit_code not in (0, None)
+        # An error without an exit code never ran: its arguments made no sense. Counted once a reply, at its last call.
+        malformed = observation.status == "error" and observation.exit_code is None
         chain = self.chain
         if event.snapshot is not None and event.snapshot.object is not None:
             chain = (event.snapshot,) if event.snapshot.level == 0 else (*chain, event.snapshot)
@@ -204,6 +207,7 @@ class Run(Frozen):
             pending=pending,
             turn="calls" if pending else "model",
             failing_calls=self.failing_calls + 1 if failed else 0,
+            malformed_replies=self.malformed_replies + (not pending) if malformed else 0,
             chain=chain,
             snapshot=event.snapshot or self.snapshot,
             files=files,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from pydantic import BaseModel
 
 from worker.contract.events import PlanItem
 from worker.contract.task import Check, Limits
 from worker.sandbox.protocol import Command
+
+ARGUMENTS_BYTES_MAX: Final = 4 * 2**20
+"""Arguments of one call past this are refused unread; a model's longest reply is far below it."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,231 @@
+"""Owns what the model sees: task and records become a ModelRequest. Pure; refuses to drop or rewrite history.
+
+Append-only: between compactions the messages of a longer journal start with those of a shorter one, so that
+provider caches hit. Every text is valid UTF-8, whatever a file, a command or a model put into the journal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from worker import meter
+from worker.contract.events import (
+    CheckResult,
+    Compacted,
+    FedBack,
+    Observation,
+    Observed,
+    Record,
+    Replied,
+    Reply,
+    Steered,
+    ToolCall,
+)
+from worker.contract.run import Run
+from worker.contract.task import Limits, Task
+from worker.models.protocol import (
+    AssistantMessage,
+    Message,
+    ModelRequest,
+    ToolResult,
+    ToolResults,
+    ToolSpec,
+    UserMessage,
+)
+from worker.prompts import text
+from worker.tools.tool import ARGUMENTS_BYTES_MAX
+
+REPEAT_NUDGES = (3, 5, 8)
+"""How often the same call must have had the same result before the model is told (plan, section 6)."""
+
+BYTES_PER_TOKEN = 3.5
+"""A cautious average: English and code have about 4 bytes a token, other scripts fewer."""
+
+
+def render(
+    task: Task, records: Iterable[Record], tools: tuple[ToolSpec, ...], phase: Literal["commands", "model"] = "model"
+) -> ModelRequest:
+    """The request for the next reply, from the whole journal of a run, oldest record first."""
+    transcript = _Transcript(task)
+    for record in records:
+        transcript.add(record)
+    run = transcript.run
+    return ModelRequest(
+        system=text("system"),
+        messages=tuple(transcript.messages),
+        tools=tools,
+        step=run.steps + 1,
+        reply_index=run.command_steps if phase == "commands" else run.steps - run.command_steps,
+    )
+
+
+def estimate_tokens(request: ModelRequest) -> int:
+    """About how many tokens the request has, before a provider has counted them."""
+    size = len(request.system.encode()) + sum(_size(message) for message in request.messages)
+    size += sum(len(json.dumps([spec.name, spec.description, spec.schema])) for spec in request.tools)
+    return round(size / BYTES_PER_TOKEN)
+
+
+def feedback(checks: Sequence[CheckResult]) -> str:
+    """The text of a `fed_back` event: the checks that are not green, each with the tail of its output."""
+    red = (check for check in checks if check.status != "green")
+    parts = [f"{check.name}: {check.status}, exit code {check.exit_code}\n{check.tail}".rstrip() for check in red]
+    return text("feedback", checks="\n\n".join(parts))
+
+
+class _Transcript:
+    """Messages so far. Results of one reply are held back until all are there, and what comes meanwhile after them."""
+
+    def __init__(self, task: Task) -> None:
+        self.run = Run()
+        self.messages: list[Message] = [UserMessage(valid(_opening(task)))]
+        self._limits: Limits = task.limits
+        self._repeats = meter.Repeats()
+        self._calls: tuple[ToolCall, ...] = ()
+        self._results: dict[str, ToolResult] = {}
+        self._held: list[str] = []
+        self._starts: dict[int, int] = {}
+
+    def add(self, record: Record) -> None:
+        """Take in the next record."""
+        self.run = self.run.after(record, "")
+        repeats = self._repeats.see(record)
+        match record.event:
+            case Replied() as replied:
+                self._starts[replied.step] = len(self.messages)
+                self._reply(replied)
+            case Observed(observation=observation):
+                self._observe(observation, repeats)
+            case FedBack(text=words):
+                self._say(words)
+            case Steered(kind="message", by=by, text=words):
+                self._say(text("steered", by=by, text=words))
+            case Compacted(through=through, summary=summary):
+                kept = self.messages[self._starts.get(through, len(self.messages)) :]
+                self.messages = [self.messages[0], UserMessage(valid(summary)), *kept]
+                self._starts = {}
+
+    def _reply(self, event: Replied) -> None:
+        reply = event.reply
+        self._calls, self._results = reply.calls, {}
+        if event.phase == "commands":
+            return
+        self.messages.append(AssistantMessage(sendable(reply)))
+        if reply.stop == "length":
+            cut = text("cut", limit=self._limits.malformed_replies)
+            for call in reply.calls:
+                self._results[call.id] = _result(Observation(call_id=call.id, tool="", status="error", output=cut))
+            self._flush()
+            if not reply.calls:
+                self._say(cut)
+        elif not reply.calls and not reply.text.strip():
+            self._say(text("empty", limit=self._limits.empty_replies))
+
+    def _observe(self, observation: Observation, repeats: int) -> None:
+        if self.run.steps == self.run.command_steps:
+            command = next((call.arguments for call in self._calls if call.id == observation.call_id), "")
+            self._say(text("command", command=command, observation=_json(observation)))
+            return
+        self._results[observation.call_id] = _result(observation)
+        if repeats in REPEAT_NUDGES:
+            limit = self._limits.repeats
+            self._held.append(text("repeated", tool=observation.tool, times=repeats, limit=limit))
+        if self.run.failing_calls == self._limits.failing_calls_nudge:
+            self._held.append(text("failing", times=self.run.failing_calls, limit=self._limits.failing_calls))
+        if not self.run.pending:
+            self._flush()
+
+    def _say(self, words: str) -> None:
+        self._held.append(words)
+        if not self.run.pending:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._results:
+            results = (self._results.get(call.id) or _not_run(call) for call in self._calls)
+            self.messages.append(ToolResults(tuple(results)))
+        self.messages.extend(UserMessage(valid(words)) for words in self._held)
+        self._calls, self._results, self._held = (), {}, []
+
+
+def _opening(task: Task) -> str:
+    limits = task.limits
+    checks = "\n".join(f"- {check.name}: {check.command}" for check in task.checks)
+    return text(
+        "task",
+        prompt=task.prompt,
+        folder="/workspace/repo" + (f"/{task.repo.path}" if task.repo.path else ""),
+        checks=checks or "- none was given; verify your work yourself",
+        steps=limits.steps,
+        minutes=round(limits.working_time_s / 60, 1),
+        call_timeout_s=round(limits.call_timeout_s, 1),
+        memory_mib=limits.memory_bytes // 2**20,
+        tokens=limits.tokens,
+    )
+
+
+def _result(observation: Observation) -> ToolResult:
+    return ToolResult(call_id=observation.call_id, content=_json(observation), is_error=meter.failed(observation))
+
+
+def _not_run(call: ToolCall) -> ToolResult:
+    return _result(Observation(call_id=call.id, tool=call.name, status="interrupted", output="this call was not run"))
+
+
+def _json(observation: Observation) -> str:
+    """The observation as the model reads it."""
+    shown = {
+        "tool_call_id": observation.call_id,
+        "status": observation.status,
+        "exit_code": observation.exit_code,
+        "output": observation.output,
+    }
+    return valid(json.dumps(shown, ensure_ascii=False))
+
+
+def sendable(reply: Reply) -> Reply:
+    """The reply as it may be sent back: value-identical, but for text no provider could take.
+
+    Half surrogate pairs become U+FFFD. Arguments too large to have been executed are left out.
+    """
+    if any(len(call.arguments) > ARGUMENTS_BYTES_MAX for call in reply.calls):
+        calls = [
+            call.model_copy(update={"arguments": "{}"}) if len(call.arguments) > ARGUMENTS_BYTES_MAX else call
+            for call in reply.calls
+        ]
+        reply = reply.model_copy(update={"calls": tuple(calls), "native": None})
+    plain = reply.model_dump()
+    cleaned = _cleaned(plain)
+    return reply if cleaned == plain else Reply.model_validate(cleaned)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return valid(value)
+    if isinstance(value, dict):
+        return {valid(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cleaned(item) for item in value)
+    return value
+
+
+def valid(words: str) -> str:
+    """The text with every half surrogate pair replaced, so that it encodes as UTF-8."""
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        return words.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return words
+
+
+def _size(message: Message) -> int:
+    match message:
+        case UserMessage(text=words):
+            return len(words.encode())
+        case ToolResults(results=results):
+            return sum(len(result.content.encode()) for result in results)
+        case AssistantMessage(reply=reply):
+            calls = sum(len(call.name) + len(call.arguments.encode()) for call in reply.calls)
+            return calls + len(reply.text.encode()) + len(reply.reasoning.encode())
