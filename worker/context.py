@@ -76,13 +76,14 @@ def feedback(checks: Sequence[CheckResult]) -> str:
 
 
 class _Transcript:
-    """Messages so far. Results of one reply are held back until all are there, and what comes meanwhile after them."""
+    """Messages so far. Results of one reply are held back until all are there, and so is what comes meanwhile."""
 
     def __init__(self, task: Task) -> None:
         self.run = Run()
         self.messages: list[Message] = [UserMessage(valid(_opening(task)))]
         self._limits: Limits = task.limits
         self._repeats = meter.Repeats()
+        self._commands: dict[str, str] = {}
         self._calls: tuple[ToolCall, ...] = ()
         self._results: dict[str, ToolResult] = {}
         self._held: list[str] = []
@@ -109,9 +110,11 @@ class _Transcript:
 
     def _reply(self, event: Replied) -> None:
         reply = event.reply
-        self._calls, self._results = reply.calls, {}
+        self._flush()
         if event.phase == "commands":
+            self._commands = {call.id: call.arguments for call in reply.calls}
             return
+        self._calls = reply.calls
         self.messages.append(AssistantMessage(sendable(reply)))
         if reply.stop == "length":
             cut = text("cut", limit=self._limits.malformed_replies)
@@ -124,8 +127,8 @@ class _Transcript:
             self._say(text("empty", limit=self._limits.empty_replies))
 
     def _observe(self, observation: Observation, repeats: int) -> None:
-        if self.run.steps == self.run.command_steps:
-            command = next((call.arguments for call in self._calls if call.id == observation.call_id), "")
+        command = self._commands.get(observation.call_id)
+        if command is not None:
             self._say(text("command", command=command, observation=_json(observation)))
             return
         self._results[observation.call_id] = _result(observation)
@@ -143,7 +146,7 @@ class _Transcript:
             self._flush()
 
     def _flush(self) -> None:
-        if self._results:
+        if self._calls:
             results = (self._results.get(call.id) or _not_run(call) for call in self._calls)
             self.messages.append(ToolResults(tuple(results)))
         self.messages.extend(UserMessage(valid(words)) for words in self._held)

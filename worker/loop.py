@@ -85,14 +85,16 @@ def _act(host: Host, tools: Tools, call: ToolCall) -> Parked | Stopped | None:
     """One call: parse, policy, run, commit. The model's mistakes become observations."""
     parsed = tools.parse(call)
     if isinstance(parsed, str):
-        return _tell(host, call, "error", parsed)
+        host.commit(_told(call, "error", parsed))
+        return None
     ruling = policy.judge(call, parsed[1], host.records())
     if ruling.action == "ask":
         parked = Parked(waiting="approval", detail=ruling.reason)
         host.commit(policy.question(call, ruling, host.run), parked)
         return parked
     if ruling.action == "deny":
-        return _tell(host, call, "denied", ruling.reason)
+        host.commit(_told(call, "denied", ruling.reason))
+        return None
     observed = host.execute(call, *parsed)
     if observed is None:
         return Stopped(host.cancel.reason)
@@ -100,8 +102,8 @@ def _act(host: Host, tools: Tools, call: ToolCall) -> Parked | Stopped | None:
     return None
 
 
-def _tell(host: Host, call: ToolCall, status: ObservationStatus, text: str) -> None:
-    host.commit(Observed(observation=Observation(call_id=call.id, tool=call.name, status=status, output=text)))
+def _told(call: ToolCall, status: ObservationStatus, text: str) -> Observed:
+    return Observed(observation=Observation(call_id=call.id, tool=call.name, status=status, output=text))
 
 
 def _finish(host: Host, failure: Failure | None, *before: Event, text: str | None = None) -> Finished:

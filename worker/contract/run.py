@@ -197,7 +197,7 @@ class Run(Frozen):
         observation = event.observation
         pending = tuple(call for call in self.pending if call.id != observation.call_id)
         failed = observation.status != "ok" or observation.exit_code not in (0, None)
-        # An error without an exit code never ran: its arguments made no sense. Counted once a reply, at its last call.
+        # An error without an exit code never ran: its arguments made no sense. Counted once a reply, at its end.
         malformed = observation.status == "error" and observation.exit_code is None
         chain = self.chain
         if event.snapshot is not None and event.snapshot.object is not None:
