@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from worker.contract.cancel import Cancel
+from worker.contract.errors import ProviderFault
 from worker.contract.events import Reply
 
 
@@ -71,5 +72,21 @@ class Model(Protocol):
 
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         """One whole answer within timeout_s. Raises ProviderFault (retryable as the provider says), InvalidFault
-        when a script does not fit, and returns refusals and cut replies as Reply.stop."""
+        when a script does not fit, and returns refusals and cut replies as Reply.stop. When cancel is thrown the
+        call ends at once in a ProviderFault that is not retryable: look at the switch before the fault."""
         ...
+
+
+def call_id(step: int, position: int) -> str:
+    """Our id of a reply's call, unique in its run. step: the reply's number; position: counts from 1."""
+    return f"call_{step}_{position}"
+
+
+def cancelled_fault(cancel: Cancel) -> ProviderFault:
+    """What a model raises when the switch was thrown."""
+    return ProviderFault("connection", f"the model call was stopped: {cancel.reason}")
+
+
+def late_fault(timeout_s: float) -> ProviderFault:
+    """What a model raises when there was no whole answer in time."""
+    return ProviderFault("connection", f"the model gave no whole answer within {timeout_s:g} s", retryable=True)

@@ -1,0 +1,186 @@
+"""Owns the door to Anthropic's SDK: requests, replies and errors of the Messages API.
+Refuses to retry: whoever asks decides that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from worker.contract.cancel import Cancel
+from worker.contract.events import Reply, ToolCall, Usage
+from worker.models.call import Account, connection_fault, shape_fault, status_fault, whole_call
+from worker.models.conversation import Answers, Turn, arguments_object, clean, paired
+from worker.models.prices import price
+from worker.models.protocol import ModelRequest, UserMessage, call_id
+
+BASE_URL: Final = "https://api.anthropic.com"
+
+PROVIDER: Final = "anthropic"
+_STOPS: Final[dict[str, Literal["length", "refusal"]]] = {
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refusal",
+}
+_THINKING: Final = ("thinking", "redacted_thinking")
+_CACHED: Final = {"cache_control": {"type": "ephemeral"}}
+CACHED_TURNS: Final = 2
+"""The standing instructions and this many of the last user turns are cache breakpoints (four are allowed): the
+older one is found again by the next request, the newer one is written for the request after."""
+
+
+@dataclass(frozen=True)
+class AnthropicModel:
+    """A model of Anthropic, or of a server that speaks its protocol at account.base_url."""
+
+    name: str
+    model: str
+    account: Account
+
+    def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
+        """One answer. Raises ProviderFault."""
+        body = self.body(request)
+        raw = whole_call(lambda: self._ask(body, timeout_s), timeout_s=timeout_s, cancel=cancel)
+        try:
+            return self._reply(json.loads(raw), request.step)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise shape_fault(self.account, raw) from None
+
+    def body(self, request: ModelRequest) -> dict[str, Any]:
+        """The request's JSON, `MessageCreateParams` of the SDK."""
+        messages: list[dict[str, Any]] = []
+        for part in paired(request.messages):
+            role, content = _content(part)
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += content
+            elif content:
+                messages.append({"role": role, "content": content})
+        for message in [message for message in messages if message["role"] == "user"][-CACHED_TURNS:]:
+            message["content"][-1] |= _CACHED
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": request.max_output_tokens,
+            "messages": messages,
+        }
+        if request.system:
+            body["system"] = [{"type": "text", "text": clean(request.system)} | _CACHED]
+        if request.tools:
+            body["tools"] = [
+                {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+                for tool in request.tools
+            ]
+        return body
+
+    async def _ask(self, body: dict[str, Any], timeout_s: float) -> bytes:
+        from anthropic import APIConnectionError, APIStatusError, AsyncAnthropic, DefaultAsyncHttpxClient
+
+        # The key goes in a header of the SDK's own that a redirect would carry along, so none is followed.
+        http = DefaultAsyncHttpxClient(follow_redirects=False, verify=self.account.tls)
+        async with AsyncAnthropic(
+            api_key=self.account.key,
+            base_url=self.account.base_url or BASE_URL,
+            max_retries=0,
+            timeout=timeout_s,
+            http_client=http,
+        ) as client:
+            try:
+                response = await client.messages.with_raw_response.create(**body)
+                body_bytes: bytes = response.content
+                return body_bytes
+            except APIStatusError as error:
+                words = f"{error.message} {json.dumps(error.body, default=str)}"
+                # Without its cause: the SDK's exception holds the request and with it the key.
+                raise status_fault(self.account, error.status_code, error.response.headers, words) from None
+            except APIConnectionError as error:
+                raise connection_fault(self.account, error) from None
+
+    def _reply(self, message: dict[str, Any], step: int) -> Reply:
+        came = message["content"]
+        blocks = [clean(block) for block in came]
+        calls = tuple(
+            ToolCall(
+                id=call_id(step, position),
+                original_id=block.get("id") or "",
+                name=block["name"],
+                arguments=json.dumps(block["input"], ensure_ascii=False),
+            )
+            for position, block in enumerate((b for b in blocks if b["type"] == "tool_use"), start=1)
+        )
+        # A signature covers its block's exact text: a block that had to be cleaned is dropped whole.
+        native = [new for old, new in zip(came, blocks, strict=True) if new["type"] not in _THINKING or new == old]
+        usage = message.get("usage")
+        tokens = _tokens(usage or {})
+        cost, source = self._price(tokens) if usage else (None, "")
+        return Reply(
+            text="".join(block["text"] for block in blocks if block["type"] == "text"),
+            reasoning="\n".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
+            calls=calls,
+            stop=_STOPS.get(message.get("stop_reason") or "", "calls" if calls else "end"),
+            usage=tokens,
+            cost_microusd=cost,
+            price_source=source,
+            model=clean(message.get("model")) or self.model,
+            native={"provider": PROVIDER, "content": native},
+        )
+
+    def _price(self, usage: Usage) -> tuple[int | None, str]:
+        if self.account.base_url is None:
+            return price(self.model, usage, provider=PROVIDER)
+        return price(self.model, usage, base_url=self.account.base_url)
+
+
+def _tokens(usage: dict[str, Any]) -> Usage:
+    return Usage(
+        input_tokens=usage.get("input_tokens") or 0,
+        cache_read_tokens=usage.get("cache_read_input_tokens") or 0,
+        cache_write_tokens=usage.get("cache_creation_input_tokens") or 0,
+        output_tokens=usage.get("output_tokens") or 0,
+    )
+
+
+def _content(part: UserMessage | Turn | Answers) -> tuple[Literal["user", "assistant"], list[dict[str, Any]]]:
+    match part:
+        case UserMessage(text=text):
+            return "user", [{"type": "text", "text": clean(text)}]
+        case Answers(results=results):
+            return "user", [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": sent_id,
+                    "content": clean(result.content),
+                    "is_error": result.is_error,
+                }
+                for sent_id, result in results
+            ]
+        case Turn():
+            return "assistant", _turn(part)
+
+
+def _turn(turn: Turn) -> list[dict[str, Any]]:
+    """The content of an earlier reply as it came, but for calls that are sent under another id or not at all."""
+    content: list[dict[str, Any]] = []
+    calls = iter(turn.reply.calls)
+    for block in _native(turn.reply):
+        if block["type"] == "tool_use":
+            sent_id = turn.sent.get(next(calls).id)
+            if sent_id is None:
+                continue
+            block = block if block["id"] == sent_id else block | {"id": sent_id}
+        elif block["type"] == "text" and not block["text"].strip():
+            continue  # the API refuses back what it gave: text without a visible character
+        content.append(block)
+    # Thinking must be followed by something; a turn of which nothing else is left is not sent.
+    return content if content and content[-1]["type"] not in _THINKING else []
+
+
+def _native(reply: Reply) -> list[dict[str, Any]]:
+    if isinstance(reply.native, dict) and reply.native.get("provider") == PROVIDER:
+        content: list[dict[str, Any]] = reply.native["content"]
+        return content
+    return [
+        {"type": "text", "text": clean(reply.text)},
+        *(
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}
+            for call in reply.calls
+        ),
+    ]

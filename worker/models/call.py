@@ -1,0 +1,125 @@
+"""Owns how a provider is called: one whole-call deadline, a cancel that works at once, faults with a type.
+Refuses to know a provider's SDK: status codes, headers and words are all it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+from worker.contract.cancel import Cancel
+from worker.contract.errors import ProviderFault
+from worker.models.protocol import cancelled_fault, late_fault
+
+SHOWN_CHARS: Final = 500
+"""How much of a provider's own words a fault shows."""
+
+_CONTEXT: Final = re.compile(
+    r"context.?(length|window|size|limit)|prompt is too long|maximum context|too many (input )?tokens"
+    r"|input length and `?max_tokens`? exceed|exceed_context_size",
+    re.IGNORECASE,
+)
+_OUT_OF_CREDIT: Final = re.compile(r"insufficient_quota|credit balance|billing", re.IGNORECASE)
+
+Answered = TypeVar("Answered")
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom a model is asked through. key_name: the variable the key came from. base_url: None for the provider's
+    own address. ca_bundle: certificates to trust instead of the built-in ones."""
+
+    provider: str
+    key: str
+    key_name: str
+    base_url: str | None = None
+    ca_bundle: Path | None = None
+
+    def masked(self, words: str) -> str:
+        """One line of the provider's words, without the key (some echo the request)."""
+        if self.key:
+            words = words.replace(self.key, f"[secret {self.key_name}]")
+        line = " ".join(words.split())
+        return line if len(line) <= SHOWN_CHARS else line[:SHOWN_CHARS] + "..."
+
+    @property
+    def tls(self) -> ssl.SSLContext | bool:
+        """What the HTTP client verifies certificates with."""
+        return ssl.create_default_context(cafile=str(self.ca_bundle)) if self.ca_bundle else True
+
+
+def whole_call(ask: Callable[[], Awaitable[Answered]], *, timeout_s: float, cancel: Cancel) -> Answered:
+    """Run one request on an event loop of its own, which alone can give up at any point: while it looks up a
+    name, connects, or reads an answer that trickles. Raises ProviderFault when time is up or cancel is thrown."""
+    loop = asyncio.new_event_loop()
+
+    async def timed() -> Answered:
+        async with asyncio.timeout(timeout_s):
+            return await ask()
+
+    task = loop.create_task(timed())
+
+    def stop() -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile: the call is over
+            loop.call_soon_threadsafe(task.cancel)
+
+    off = cancel.on_set(stop)
+    try:
+        return loop.run_until_complete(task)
+    except asyncio.CancelledError:
+        raise cancelled_fault(cancel) from None
+    except TimeoutError:
+        raise late_fault(timeout_s) from None
+    finally:
+        off()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def status_fault(account: Account, status: int, headers: Mapping[str, str], words: str) -> ProviderFault:
+    """The fault for an answer with an error status. words: the provider's message, type and code together."""
+    message = f"{account.provider} answered {status}: {account.masked(words)}"
+    if status in (401, 403):
+        return ProviderFault("auth", message, hint=f"is {account.key_name} right?")
+    if status == 402 or (status in (400, 429) and _OUT_OF_CREDIT.search(words)):
+        return ProviderFault("auth", message, hint="the account has no credit or quota left")
+    if status == 413 or (400 <= status < 500 and status != 429 and _CONTEXT.search(words)):
+        return ProviderFault("context", message)
+    if status in (408, 409, 429) or status >= 500:
+        # Some providers say whether trying again makes sense; they know better than the status.
+        retryable = headers.get("x-should-retry", "true").lower() != "false"
+        return ProviderFault("unavailable", message, retryable=retryable, retry_after_s=retry_after_s(headers))
+    hint = "is the model's name right?" if status == 404 else ""
+    return ProviderFault("bad_request", message, hint=hint)
+
+
+def connection_fault(account: Account, error: BaseException) -> ProviderFault:
+    """The fault for a connection that failed or ended early. The SDK's own words only say "connection error"."""
+    cause = error.__cause__ or error
+    words = account.masked(f"{type(cause).__name__}: {cause}".rstrip(": "))
+    return ProviderFault("connection", f"{account.provider} cannot be reached: {words}", retryable=True)
+
+
+def shape_fault(account: Account, body: bytes) -> ProviderFault:
+    """The fault for an answer of status 200 that is no reply (empty, not JSON, a proxy's page)."""
+    words = account.masked(body[:SHOWN_CHARS].decode("utf-8", "replace")) or "nothing"
+    return ProviderFault("unavailable", f"{account.provider} answered what is no reply: {words}", retryable=True)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds the provider asks to wait, from milliseconds, seconds or an HTTP date; None when it does not say."""
+    with suppress(KeyError, ValueError):
+        return max(0.0, float(headers["retry-after-ms"]) / 1000)
+    value = headers.get("retry-after", "")
+    with suppress(ValueError):
+        return max(0.0, float(value))
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return None

@@ -1,0 +1,59 @@
+"""Owns the way from a model's name to a model. Refuses to import a provider's SDK: that waits for the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from worker.contract.errors import ProviderFault, UsageFault
+from worker.contract.events import Reply
+from worker.contract.model_name import parse_model_name
+from worker.contract.script import parse_script
+from worker.contract.settings import Settings
+from worker.contract.task import Task
+from worker.models.anthropic import AnthropicModel
+from worker.models.call import Account
+from worker.models.openai import OpenAIModel
+from worker.models.protocol import Model
+from worker.models.replay import ReplayModel
+from worker.models.scripted import ScriptedModel
+
+
+def open_model(
+    task: Task,
+    settings: Settings,
+    *,
+    secrets_env: Mapping[str, str],
+    recorded: Callable[[str], Sequence[Reply]],
+) -> Model:
+    """The model that task.model names.
+
+    secrets_env: the worker's environment; a provider's key is `DAWN_<PROVIDER>_API_KEY`, else
+    `<PROVIDER>_API_KEY`. recorded: replies of the model phase of the run it is given, for `replay:RUN`.
+
+    Raises InvalidFault for an unknown name or a script that does not parse, UsageFault for `none`, and
+    ProviderFault (auth), which names the variable, for a missing key. An OpenAI-compatible server at
+    `DAWN_OPENAI_BASE_URL` may be asked without one.
+    """
+    name = parse_model_name(task.model)
+    match name.provider:
+        case "none":
+            raise UsageFault("a task with model none has no model to ask")
+        case "scripted":
+            return ScriptedModel(task.model, parse_script(task.script or "", name.name))
+        case "replay":
+            return ReplayModel(task.model, recorded(name.name))
+        case "anthropic":
+            account = _account("anthropic", settings.anthropic_base_url, settings, secrets_env)
+            return AnthropicModel(task.model, name.name, account)
+        case "openai":
+            account = _account("openai", settings.openai_base_url, settings, secrets_env)
+            return OpenAIModel(task.model, name.name, account)
+
+
+def _account(provider: str, base_url: str | None, settings: Settings, env: Mapping[str, str]) -> Account:
+    plain = f"{provider.upper()}_API_KEY"
+    key_name = f"DAWN_{plain}" if env.get(f"DAWN_{plain}", "").strip() else plain
+    key = env.get(key_name, "").strip()
+    if not key and not (provider == "openai" and base_url):
+        raise ProviderFault("auth", f"no key for {provider}", hint=f"set DAWN_{plain} or {plain}")
+    return Account(provider, key, key_name, base_url, settings.ca_bundle)
