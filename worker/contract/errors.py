@@ -108,6 +108,10 @@ class EngineFault(Fault):
     retryable = True
 
 
+class KeeperFault(EngineFault):
+    """The keeper of a workspace died or failed: the attempt ends, the next starts from the last commit."""
+
+
 class FencedFault(Fault):
     """This attempt is no longer its run's current one: write nothing more, kill what is ours."""
 

@@ -1,0 +1,125 @@
+"""Owns DockerSandbox: one container engine and the workspaces on it. Refuses to keep anything between processes:
+what it left behind is found by its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Final
+
+from worker.contract.errors import ConflictFault, EnvironmentFault, Fault, UsageFault
+from worker.contract.settings import Settings
+from worker.contract.task import Limits
+from worker.sandbox import images, shape
+from worker.sandbox.docker import Engine
+from worker.sandbox.output import spool_folder
+from worker.sandbox.pool import Places
+from worker.sandbox.protocol import Owner
+from worker.sandbox.workspace import DockerWorkspace
+
+THREADS: Final = 32
+SYSTEM_CA_BUNDLES: Final = (
+    Path("/etc/ssl/certs/ca-certificates.crt"),
+    Path("/etc/pki/tls/certs/ca-bundle.crt"),
+    Path("/etc/ssl/ca-bundle.pem"),
+)
+"""Debian and Alpine, Fedora, SUSE."""
+
+
+class DockerSandbox:
+    """Implements Sandbox. `close` gives back connections, threads and the spool."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises EngineFault when the engine is absent or too old, UsageFault when the CA bundle cannot be read."""
+        self._ca_bundle = _ca_bundle(settings.ca_bundle)
+        self._engine = Engine(settings.docker_url)
+        self.engine_id = self._engine.id
+        self._stack = ExitStack()
+        self._stack.callback(self._engine.close)
+        self._spool = self._stack.enter_context(spool_folder(settings.state_dir / "spool"))
+        self._threads = self._stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="sandbox"))
+        self._places = Places(settings.parked_max or 2 * self._engine.cpus + 4)
+        self._proven: set[str] = set()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def workspace(self, owner: Owner, image: str, limits: Limits) -> Iterator[DockerWorkspace]:
+        image_id = self.image_id(image)
+        spool = Path(mkdtemp(dir=self._spool))
+        workspace = DockerWorkspace(
+            self._engine,
+            self._threads,
+            self._places,
+            spool,
+            owner=owner,
+            image=image_id,
+            toolbox=self.image_id("toolbox"),
+            limits=limits,
+            ca_bundle=self._ca_bundle,
+        )
+        try:
+            workspace.open()
+            if image_id not in self._proven:
+                workspace.prove(image)
+                self._proven.add(image_id)
+            yield workspace
+        except BaseException:
+            # What an engine in trouble keeps is found by its labels and removed by the janitor.
+            with suppress(Fault):
+                workspace.close()
+            raise
+        else:
+            workspace.close()
+        finally:
+            rmtree(spool, ignore_errors=True)
+
+    def has_image(self, image: str) -> bool:
+        return self._engine.image(_reference(image)) is not None
+
+    def image_id(self, image: str) -> str:
+        reference = _reference(image)
+        found = self._engine.image(reference)
+        if found is None:
+            ours = reference != image
+            raise EnvironmentFault(
+                "image",
+                f"the engine has no image {reference}",
+                hint="`dawn images build` makes it" if ours else f"`docker pull {reference}` may bring it",
+            )
+        return str(found["Id"])
+
+    def owned(self, archive: str) -> list[tuple[Owner, str]]:
+        marked = self._engine.labelled({shape.LABEL: "1", f"{shape.LABEL}.archive": archive})
+        return [(owner, resource) for resource, labels in marked if (owner := shape.owner(labels)) is not None]
+
+    def remove(self, resource: str) -> None:
+        labels = self._engine.labels(resource)
+        if labels is None:
+            return
+        if labels.get(shape.LABEL) != "1":
+            raise ConflictFault(f"{resource} does not carry the label {shape.LABEL}=1: it is not ours to remove")
+        kind, _, name = resource.partition(":")
+        if kind == "container":
+            self._engine.remove_container(name)
+        else:
+            self._engine.remove_volume(name)
+
+
+def _reference(image: str) -> str:
+    return images.reference(image) if image in images.names() else image
+
+
+def _ca_bundle(chosen: Path | None) -> bytes:
+    path = chosen or next((path for path in SYSTEM_CA_BUNDLES if path.is_file()), None)
+    if path is None:
+        return b""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageFault(f"the CA bundle {path} cannot be read: {error}", hint="set DAWN_CA_BUNDLE") from error

@@ -1,0 +1,178 @@
+"""Owns what a container looks like: the hardening, limits, mounts and labels of every container we create.
+Refuses to talk to an engine: it only makes bodies for Engine.create.
+
+Secrets and variables are not here: they travel on the stream, so that `docker inspect` shows none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from worker.contract.task import Limits
+from worker.sandbox.protocol import Owner, Role
+
+LABEL: Final = "dawnfleet"
+AGENT_UID: Final = 1000
+MIB: Final = 2**20
+STREAM_DIR: Final = "/run/dawnfleet"
+"""A folder no image has, for what arrives on the stream: a tmpfs there gets exactly the mode it is given."""
+STREAM_BYTES: Final = 64 * MIB
+SHM_BYTES: Final = 64 * MIB
+NOFILE: Final = 16_384
+"""The engine cannot give more than its own hard limit, and then no container starts: 20,000 is one that was met."""
+KEEPER_MEMORY_BYTES: Final = 512 * MIB
+KEEPER_PIDS: Final = 64
+
+KEEPER_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
+SETUP_CAPABILITIES: Final = (*KEEPER_CAPABILITIES, "KILL", "SETFCAP", "SETGID", "SETUID")
+"""What package managers need to install as root: they change users and owners. No raw sockets, no devices."""
+
+
+def labels(owner: Owner) -> dict[str, str]:
+    """The labels that say whose a container or volume is."""
+    return {
+        LABEL: "1",
+        f"{LABEL}.archive": owner.archive,
+        f"{LABEL}.run": owner.run,
+        f"{LABEL}.claim": str(owner.claim),
+        f"{LABEL}.role": owner.role,
+    }
+
+
+def owner(found: Mapping[str, str]) -> Owner | None:
+    """The owner that `labels` wrote, None when these are not our labels."""
+    role: Role
+    for role in ("agent", "prepare", "baseline", "verdict"):
+        if found.get(f"{LABEL}.role") == role:
+            break
+    else:
+        return None
+    archive, run, claim = (found.get(f"{LABEL}.{name}", "") for name in ("archive", "run", "claim"))
+    return Owner(archive, run, int(claim), role) if archive and run and claim.isdecimal() else None
+
+
+def call(
+    owner: Owner,
+    image: str,
+    volume: str,
+    limits: Limits,
+    *,
+    entrypoint: Sequence[str],
+    network: str,
+    writes: bool,
+    root: bool,
+    cpus: int,
+) -> dict[str, Any]:
+    """A container for one call. network: `none`, `bridge` or `container:<keeper>`. cpus: what the engine has."""
+    body = _body(owner, image, volume, entrypoint, limits.memory_bytes, limits.pids)
+    host = body["HostConfig"]
+    host["NetworkMode"] = network
+    host["NanoCpus"] = int(min(limits.cpus, cpus) * 1e9)
+    host["Mounts"][0]["ReadOnly"] = not writes
+    # A file larger than the whole workspace may be is never right, and a full disk hurts everybody.
+    host["Ulimits"].append(_ulimit("fsize", limits.workspace_bytes))
+    uid = 0 if root else AGENT_UID
+    if root:
+        host["CapAdd"] = list(KEEPER_CAPABILITIES)
+    body["User"] = f"{uid}:{uid}"
+    host["Tmpfs"] = {
+        STREAM_DIR: f"rw,noexec,nosuid,nodev,size={STREAM_BYTES},nr_inodes=64,mode=0755,uid={uid},gid={uid}",
+        # Builds run programs from /tmp, so it is the one that may.
+        "/tmp": f"rw,exec,nosuid,nodev,size={limits.tmpfs_bytes},nr_inodes={limits.tmpfs_inodes},mode=1777",
+        "/dev/shm": f"rw,noexec,nosuid,nodev,size={SHM_BYTES},nr_inodes={limits.tmpfs_inodes},mode=1777",
+    }
+    return body
+
+
+def setup(
+    owner: Owner, image: str, volume: str, limits: Limits, *, entrypoint: Sequence[str], cpus: int
+) -> dict[str, Any]:
+    """A root container with network whose filesystem is to become an image: the only one that may write its root.
+
+    /tmp is memory here too, so that nothing of it is committed: half of the memory limit.
+    """
+    wide = limits.model_copy(update={"tmpfs_bytes": max(limits.tmpfs_bytes, limits.memory_bytes // 2)})
+    body = call(
+        owner, image, volume, wide, entrypoint=entrypoint, network="bridge", writes=True, root=True, cpus=cpus
+    )
+    body["HostConfig"] |= {"ReadonlyRootfs": False, "CapAdd": list(SETUP_CAPABILITIES)}
+    return body
+
+
+def keeper(owner: Owner, image: str, volume: str, *, entrypoint: Sequence[str]) -> dict[str, Any]:
+    """The container that owns a volume and the network namespace of its calls; runs only our code."""
+    body = _body(owner, image, volume, entrypoint, KEEPER_MEMORY_BYTES, KEEPER_PIDS)
+    body["User"] = "0:0"
+    body["HostConfig"] |= {
+        "NetworkMode": "none",
+        "CapAdd": list(KEEPER_CAPABILITIES),
+        "Tmpfs": {"/tmp": f"rw,noexec,nosuid,nodev,size={64 * MIB},nr_inodes=1000,mode=1777"},
+    }
+    return body
+
+
+def image_changes() -> list[str]:
+    """What turns the configuration of a setup container back into an image's: without our program and labels, or
+    everything started from the image would look like ours."""
+    return [
+        "ENTRYPOINT []",
+        'CMD ["sh"]',
+        f"LABEL {LABEL}=image " + " ".join(f"{LABEL}.{name}=-" for name in ("archive", "run", "claim", "role")),
+    ]
+
+
+def _body(
+    owner: Owner, image: str, volume: str, entrypoint: Sequence[str], memory_bytes: int, pids: int
+) -> dict[str, Any]:
+    return {
+        "Image": image,
+        "Entrypoint": list(entrypoint),
+        "Cmd": [],
+        "WorkingDir": "/",
+        "Labels": labels(owner),
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "OpenStdin": True,
+        # The end of our connection is the end of its stdin: a dead driver's parked containers end by themselves.
+        "StdinOnce": True,
+        "Tty": False,
+        "Healthcheck": {"Test": ["NONE"]},
+        # A shell that is PID 1 ignores TERM: the engine's own stop would wait 10 s for each, and would not thaw
+        # a frozen one before it kills it.
+        "StopSignal": "SIGKILL",
+        "HostConfig": {
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges:true", f"seccomp={_seccomp()}"],
+            "IpcMode": "private",
+            "Init": False,
+            "Memory": memory_bytes,
+            "MemorySwap": memory_bytes,
+            "PidsLimit": pids,
+            "Ulimits": [_ulimit("core", 0), _ulimit("nofile", NOFILE)],
+            "LogConfig": {"Type": "none"},
+            "Mounts": [
+                {
+                    "Type": "volume",
+                    "Source": volume,
+                    "Target": "/workspace",
+                    "ReadOnly": False,
+                    # An image that has files at /workspace must not fill the volume with them.
+                    "VolumeOptions": {"NoCopy": True},
+                }
+            ],
+        },
+    }
+
+
+def _ulimit(name: str, value: int) -> dict[str, Any]:
+    return {"Name": name, "Soft": value, "Hard": value}
+
+
+@cache
+def _seccomp() -> str:
+    return (resources.files("worker.sandbox") / "seccomp.json").read_text(encoding="utf-8")

@@ -1,0 +1,273 @@
+"""Owns the workspace of a run on a Docker engine: one volume, its keeper, and a fresh container for every call.
+Refuses to know what is run: commands come as they are, results say how they ended."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from worker.contract.cancel import Cancel
+from worker.contract.errors import EngineFault, EnvironmentFault, Fault
+from worker.contract.task import Limits
+from worker.sandbox import calls, shape
+from worker.sandbox.docker import Engine, State
+from worker.sandbox.keeper import Keeper
+from worker.sandbox.output import Spool
+from worker.sandbox.pool import Box, Kind, Places, Pool
+from worker.sandbox.protocol import Command, Output, Owner, Result, Snapshot
+
+END_TIMEOUT_S: Final = 10
+"""How long the engine may take to report the end of a container that has ended or was killed (measured: 35 ms
+and 110 ms)."""
+KEEPER_ENTRYPOINT: Final = ("python3", "-I", "/opt/dawnfleet/keeper.py")
+ENGINE_DECIDES: Final = 126
+"""From this exit code on the shell only relays how a program ended: the engine is asked too."""
+
+
+class DockerWorkspace:
+    """Implements Workspace. `open` it before, `close` it after (DockerSandbox.workspace does both)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        threads: ThreadPoolExecutor,
+        places: Places,
+        spool: Path,
+        *,
+        owner: Owner,
+        image: str,
+        toolbox: str,
+        limits: Limits,
+        ca_bundle: bytes,
+    ) -> None:
+        self._engine = engine
+        self._threads = threads
+        self._spool = spool
+        self._owner = owner
+        self._image = image
+        self._toolbox = toolbox
+        self._limits = limits
+        self._ca_bundle = ca_bundle
+        self._names = count()
+        self._volume = f"dawnfleet-{owner.run}-{owner.claim}-{owner.role}-{secrets.token_hex(4)}"
+        self._keeper_box: Box | None = None
+        self._keeper: Keeper
+        self._pool = Pool(engine, threads, places, self._make)
+        self._ending: Future[State] | None = None
+
+    def open(self) -> None:
+        """Make the volume and its keeper. Whatever fails, `close` removes what was made."""
+        self._engine.create_volume(self._volume, shape.labels(self._owner))
+        body = shape.keeper(self._owner, self._toolbox, self._volume, entrypoint=KEEPER_ENTRYPOINT)
+        self._keeper_box = self._start(body)
+        # Its interpreter needs a quarter of a second: the first call's container is made meanwhile.
+        self.expect("shell", writes=True)
+        self._keeper = Keeper(self._keeper_box.stream)
+        self._keeper.hello(self._limits)
+
+    def prove(self, image: str) -> None:
+        """Run nothing, to learn whether the image can run anything. Raises EnvironmentFault("image")."""
+        result = self.run(Command(b":", cwd="/", timeout_s=60), cancel=Cancel())
+        if (result.status, result.exit_code) != ("ok", 0):
+            raise EnvironmentFault(
+                "image", f"image {image} cannot run a shell script", hint="an image needs sh, cat and head"
+            )
+
+    def close(self) -> None:
+        """Remove every container and the volume. Raises EngineFault when something may be left."""
+        faults: list[Fault] = []
+        for step in (self._settle, self._pool.close, self._close_keeper, self._remove_volume):
+            try:
+                step()
+            except Fault as fault:
+                faults.append(fault)
+        if faults:
+            raise faults[-1]
+
+    def run(self, command: Command, *, cancel: Cancel) -> Result:
+        message = calls.compose(command, ca_bundle=self._ca_bundle if command.network else b"")
+        # The call before shares the volume: its last processes must be gone.
+        self._settle()
+        kind = Kind(command.kind, command.writes)
+        outside = command.network or command.root or bool(command.secrets)
+        box = self._outside(command) if outside else self._take(kind)
+        result = self._converse(box, message, command, cancel)
+        if not outside:
+            self._pool.expect(kind)
+        return result
+
+    def expect(self, kind: Literal["shell", "toolbox"], *, writes: bool) -> None:
+        self._pool.expect(Kind(kind, writes))
+
+    def snapshot(self, *, full: bool = False) -> Snapshot:
+        self._settle()
+        return self._keeper.snapshot(self._path("tar"), full=full)
+
+    def restore(self, chain: Sequence[Iterable[bytes]]) -> Snapshot:
+        self._settle()
+        return self._keeper.restore(chain)
+
+    def put(self, name: str, chunks: Iterable[bytes]) -> None:
+        self._settle()
+        self._keeper.put(name, chunks)
+
+    def get(self, name: str) -> Iterator[bytes]:
+        self._settle()
+        return self._keeper.get(name)
+
+    def own(self) -> None:
+        self._settle()
+        self._keeper.own()
+
+    def tree(self) -> list[tuple[str, str, str]]:
+        self._settle()
+        return self._keeper.tree()
+
+    def ignored(self) -> list[str]:
+        self._settle()
+        return self._keeper.ignored()
+
+    def commit_image(self, command: Command, *, tag: str, cancel: Cancel) -> tuple[Result, str]:
+        message = calls.compose(command, ca_bundle=self._ca_bundle)
+        self._settle()
+        body = shape.setup(
+            self._owner,
+            self._image,
+            self._volume,
+            self._limits,
+            entrypoint=calls.ENTRYPOINT,
+            cpus=self._engine.cpus,
+        )
+        box = self._start(body)
+        try:
+            result = self._converse(box, message, command, cancel, keep=True)
+            self._settle()
+            if (result.status, result.exit_code) != ("ok", 0):
+                return result, ""
+            return result, self._engine.commit(box.container, tag, shape.image_changes())
+        finally:
+            self._pool.remove(box)
+
+    def _converse(
+        self, box: Box, message: calls.Message, command: Command, cancel: Cancel, *, keep: bool = False
+    ) -> Result:
+        """Run the call in the box and start its removal (unless `keep`)."""
+        spool = Spool(self._path("out"), self._limits.output_kept_bytes)
+        try:
+            ending = calls.converse(box.stream, message, spool, timeout_s=command.timeout_s, cancel=cancel)
+            if ending.why in ("timeout", "cancel"):
+                self._engine.kill(box.container)
+        except BaseException:
+            spool.close()
+            self._pool.remove(box)
+            raise
+        output = spool.close()
+        self._ending = self._threads.submit(self._end, box, keep)
+        return self._result(ending, output, command, cancel)
+
+    def _result(self, ending: calls.Ending, output: Output, command: Command, cancel: Cancel) -> Result:
+        def result(status: Literal["ok", "error", "timeout", "oom", "interrupted"], detail: str = "") -> Result:
+            return Result(
+                status, ending.exit_code, output, ending.duration_ms, detail, cancelled=ending.why == "cancel"
+            )
+
+        if ending.no_folder:
+            return result("error", f"the folder {command.cwd} does not exist")
+        if ending.why == "trailer":
+            assert ending.exit_code is not None
+            state = self._settle() if ending.exit_code >= ENGINE_DECIDES else None
+            killed = bool(ending.oom_kills) or (state is not None and state.oom_killed)
+            if killed and ending.exit_code:
+                return result("oom", self._out_of_memory())
+            notes = [self._out_of_memory()] if killed else []
+            if ending.refused_pids:
+                notes.append(f"the limit of {self._limits.pids} processes refused some")
+            return result("ok", "; ".join(notes))
+        state = self._settle()
+        if ending.why == "timeout":
+            return result("timeout", f"the time limit of {command.timeout_s:g} s was reached")
+        if ending.why == "cancel":
+            return result("interrupted", cancel.reason)
+        # The stream ended without a trailer. If the keeper is gone too, it was the engine and not the command.
+        self._keeper.ping()
+        assert state is not None
+        if state.oom_killed:
+            return result("oom", self._out_of_memory())
+        return result("error", f"the call was killed before it could say how it ended (exit code {state.exit_code})")
+
+    def _out_of_memory(self) -> str:
+        return f"out of memory: the limit is {self._limits.memory_bytes / shape.MIB:g} MiB, /tmp included"
+
+    def _take(self, kind: Kind) -> Box:
+        try:
+            return self._pool.take(kind)
+        except EngineFault:
+            # No container can join a dead keeper's namespace: then say that, it is another reason.
+            self._keeper.ping()
+            raise
+
+    def _make(self, kind: Kind) -> Box:
+        assert self._keeper_box is not None
+        network = f"container:{self._keeper_box.container}"
+        return self._start(self._body(kind, network=network, root=False))
+
+    def _outside(self, command: Command) -> Box:
+        kind = Kind(command.kind, command.writes)
+        return self._start(self._body(kind, network="bridge" if command.network else "none", root=command.root))
+
+    def _body(self, kind: Kind, *, network: str, root: bool) -> Mapping[str, Any]:
+        return shape.call(
+            self._owner,
+            self._image if kind.kind == "shell" else self._toolbox,
+            self._volume,
+            self._limits,
+            entrypoint=calls.ENTRYPOINT,
+            network=network,
+            writes=kind.writes,
+            root=root,
+            cpus=self._engine.cpus,
+        )
+
+    def _start(self, body: Mapping[str, Any]) -> Box:
+        """Create, attach, start; on any error nothing is left."""
+        container = self._engine.create(body)
+        box = None
+        try:
+            box = Box(container, self._engine.attach(container))
+            self._engine.start(container, image=str(body["Image"]))
+        except BaseException:
+            if box is not None:
+                box.stream.close()
+            with suppress(Fault):
+                self._engine.remove_container(container)
+            raise
+        return box
+
+    def _end(self, box: Box, keep: bool) -> State:
+        """Wait for the engine to say that the container ended, then let it be removed."""
+        try:
+            return self._engine.wait(box.container, END_TIMEOUT_S)
+        finally:
+            if not keep:
+                self._pool.remove(box)
+
+    def _settle(self) -> State | None:
+        """Wait until nothing of the last call runs; how its container ended. None when that was asked before."""
+        ending, self._ending = self._ending, None
+        return None if ending is None else ending.result()
+
+    def _close_keeper(self) -> None:
+        if self._keeper_box is not None:
+            self._keeper_box.stream.close()
+            self._engine.remove_container(self._keeper_box.container)
+
+    def _remove_volume(self) -> None:
+        self._engine.remove_volume(self._volume)
+
+    def _path(self, suffix: str) -> Path:
+        return self._spool / f"{next(self._names)}.{suffix}"
