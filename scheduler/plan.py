@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final, Literal
 
 from worker.contract.events import Failure, OutcomeName
@@ -16,6 +16,7 @@ from worker.contract.run import Status
 Lane = Literal["interactive", "batch", "solo"]
 Pool = Literal["main", "solo"]
 """main workers take the lanes interactive and batch; a process of concurrency one beside them takes solo."""
+POOLS: Final[tuple[Pool, ...]] = ("main", "solo")
 
 SPARE_DOORBELLS: Final = 2
 """Outstanding doorbells never exceed slots + 2."""
@@ -26,18 +27,11 @@ LOST_AFTER_BARREN_CLAIMS: Final = 3
 
 
 @dataclass(frozen=True)
-class Rung:
-    """The last doorbell of a run: when, and how many claims the run had then."""
-
-    at: datetime
-    claims: int
-
-
-@dataclass(frozen=True)
 class Seen:
     """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits in its inbox.
 
-    since: UTC ISO time of submit, the order within a lane.
+    since: UTC ISO time of submit, the order within a lane. rung_age_s: age of a doorbell that nobody answered yet,
+    seconds, None when there is none.
     """
 
     id: str
@@ -46,20 +40,14 @@ class Seen:
     lane: Literal["interactive", "batch"] = "batch"
     leased: bool = False
     cancelled: bool = False
-    claims: int = 0
     barren_claims: int = 0
     not_before: datetime | None = None
-    rung: Rung | None = None
+    rung_age_s: float | None = None
 
     @property
     def orphan(self) -> bool:
         """Claimed, not sealed, not given back, and nobody alive holds it."""
         return self.status == "running" and not self.leased
-
-    def unanswered(self, now: datetime, within_s: float) -> bool:
-        """Its last doorbell is younger than within_s and no claim came since."""
-        rung = self.rung
-        return rung is not None and rung.claims == self.claims and now - rung.at < timedelta(seconds=within_s)
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class Wait:
-    """why: attempt (one is alive), doorbell (rung, not answered yet), not_before, slots, settling, parked, none."""
+    """Nothing to do now, and why: an attempt is alive, a doorbell is not answered yet, its time has not come, no
+    slot is free, Redis was wiped a moment ago, or it is parked without an end."""
 
     run: str
     why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "parked"]
@@ -99,24 +88,18 @@ Decision = Ring | Wait | Close
 
 
 def plan(
-    now: datetime,
-    runs: Iterable[Seen],
-    slots: Mapping[Pool, Slots],
-    *,
-    ring_again_s: float,
-    settling: bool = False,
+    now: datetime, runs: Iterable[Seen], slots: Mapping[Pool, Slots], *, settling: bool = False
 ) -> list[Decision]:
     """One decision for every run that is not sealed, most urgent first.
 
-    settling: Redis was lost a moment ago, so that a missing lease proves nothing: everything waits.
+    settling: Redis was lost a moment ago, so that a missing lease proves nothing: claimed runs wait. The others
+    go on, because their journal says that no attempt is alive.
     """
-    left = [run for run in runs if run.status != "sealed"]
-    if settling:
-        return [Wait(run.id, "settling") for run in sorted(left, key=_urgency)]
-    rooms = {pool: _room(now, pool, left, slots.get(pool, Slots()), ring_again_s) for pool in ("main", "solo")}
+    left = sorted((run for run in runs if run.status != "sealed"), key=_urgency)
+    rooms = {pool: _room(pool, left, slots.get(pool, Slots())) for pool in POOLS}
     decisions: list[Decision] = []
-    for run in sorted(left, key=_urgency):
-        decision = _without_slots(now, run, ring_again_s)
+    for run in left:
+        decision = _without_slots(now, run, settling)
         if decision is None:
             pool = _pool(run)
             if rooms[pool] > 0:
@@ -137,19 +120,19 @@ def _pool(run: Seen) -> Pool:
     return "solo" if run.orphan and run.barren_claims >= SOLO_AFTER_BARREN_CLAIMS else "main"
 
 
-def _room(now: datetime, pool: Pool, runs: list[Seen], slots: Slots, ring_again_s: float) -> int:
+def _room(pool: Pool, runs: list[Seen], slots: Slots) -> int:
     """How many more doorbells this pool may be rung now."""
-    waiting = [run for run in runs if not run.leased and _pool(run) == pool]
-    usual_s = min(USUAL_CLAIM_S, ring_again_s)
-    fresh = sum(run.unanswered(now, usual_s) for run in waiting)
-    outstanding = sum(run.unanswered(now, ring_again_s) for run in waiting)
-    return min(slots.free - fresh, slots.total + SPARE_DOORBELLS - outstanding)
+    ages = [run.rung_age_s for run in runs if run.rung_age_s is not None and not run.leased and _pool(run) == pool]
+    fresh = sum(age < USUAL_CLAIM_S for age in ages)
+    return min(slots.free - fresh, slots.total + SPARE_DOORBELLS - len(ages))
 
 
-def _without_slots(now: datetime, run: Seen, ring_again_s: float) -> Decision | None:
+def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
     """The decision that needs no free slot, None when the run wants one."""
     if run.leased:
         return Wait(run.id, "attempt")
+    if run.orphan and settling:
+        return Wait(run.id, "settling")
     if run.cancelled:
         return Close(run.id, "cancelled")
     if run.orphan and run.barren_claims >= LOST_AFTER_BARREN_CLAIMS:
@@ -159,6 +142,6 @@ def _without_slots(now: datetime, run: Seen, ring_again_s: float) -> Decision | 
         return Wait(run.id, "not_before", run.not_before)
     if run.status == "waiting" and run.not_before is None:
         return Wait(run.id, "parked")
-    if run.unanswered(now, ring_again_s):
+    if run.rung_age_s is not None:
         return Wait(run.id, "doorbell")
     return None

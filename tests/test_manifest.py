@@ -1,0 +1,147 @@
+"""What a user may write in a manifest, and how every mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.manifest import Loaded, ManifestFault, parse
+from worker.contract.task import Limits
+
+GOOD = """\
+version: 1
+name: night
+targets:
+  - repo: https://git.example.org/a/b
+    ref: main
+  - repo: ./local
+    path: pkg
+    image: node
+task:
+  commands: [ruff check --fix .]
+environment: {image: python, setup: pip install -e .}
+checks:
+  - pytest -q
+  - lint=ruff check .
+  - {name: types, command: mypy}
+limits: {steps: 7}
+"""
+
+
+def load(text: str, folder: Path = Path("/"), defaults: Limits | None = None) -> Loaded:
+    return parse(text, "fleet.yaml", folder, defaults or Limits())
+
+
+def problems(text: str, folder: Path = Path("/")) -> list[str]:
+    with pytest.raises(ManifestFault) as caught:
+        load(text, folder)
+    return caught.value.lines()
+
+
+def test_a_full_manifest_is_read() -> None:
+    """Every section of version 1 arrives in the model."""
+    manifest = load(GOOD).manifest
+    assert [target.image for target in manifest.targets] == [None, "node"]
+    assert [(check.name, check.command) for check in manifest.checks] == [
+        ("pytest -q", "pytest -q"),
+        ("lint", "ruff check ."),
+        ("types", "mypy"),
+    ]
+    assert manifest.limits.steps == 7
+
+
+def test_limits_not_given_come_from_the_deployment() -> None:
+    """A manifest overrides single limits, the rest are the settings'."""
+    limits = load(GOOD, defaults=Limits(steps=50, tokens=1234)).manifest.limits
+    assert (limits.steps, limits.tokens) == (7, 1234)
+
+
+def test_all_mistakes_are_told_at_once_with_their_places() -> None:
+    """One run of the command is enough to see everything that is wrong."""
+    text = (
+        GOOD.replace("name: night", "name: Not A Name")
+        .replace("steps: 7", "steps: -1")
+        .replace("ref: main", "ref: 1")
+    )
+    assert [line.split(" ")[:2] for line in problems(text)] == [
+        ["fleet.yaml:2:7", "name"],
+        ["fleet.yaml:5:10", "targets[0].ref"],
+        ["fleet.yaml:16:17", "limits.steps"],
+    ]
+
+
+def test_a_key_near_a_known_one_is_suggested() -> None:
+    """A slip of the pen is answered with the word that was meant."""
+    [line] = problems(GOOD.replace("  commands:", "  comands:").replace("task:\n", "task:\n  commands: [x]\n"))
+    assert line == "fleet.yaml:11:3 task.comands unknown key; did you mean 'commands'?"
+
+
+def test_a_key_of_another_version_is_refused() -> None:
+    """Nothing is silently ignored, and the known keys are listed."""
+    [line] = problems(GOOD + "zzz: 1\n")
+    assert line.startswith("fleet.yaml:17:1 zzz unknown key; known here: version, name, targets")
+
+
+def test_every_duplicate_key_is_refused_with_both_lines() -> None:
+    """YAML would keep one of them silently."""
+    lines = problems(GOOD + "name: other\nchecks: []\n")
+    assert lines == [
+        "fleet.yaml:17:1 name duplicate key, first given on line 2",
+        "fleet.yaml:18:1 checks duplicate key, first given on line 12",
+    ]
+
+
+def test_yaml_1_2_reads_no_as_a_word() -> None:
+    """`no` and `on` are words, as in YAML 1.2."""
+    assert load(GOOD.replace("ref: main", "ref: no")).manifest.targets[0].ref == "no"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: [1,\n", "fleet.yaml:2:1"),
+        ("a: b: c\n", "fleet.yaml:1:5"),
+        ("", "fleet.yaml:1:1"),
+        ("- 1\n", "fleet.yaml:1:1"),
+        ("a: &x [*x]\n", "fleet.yaml:1:4"),
+    ],
+)
+def test_what_is_no_manifest_is_refused_with_its_place(text: str, place: str) -> None:
+    """Broken, empty, other and endless documents give one line each, no traceback."""
+    assert problems(text)[0].split(" ")[0] == place
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("  commands: [ruff check --fix .]", "  model: none"), "nothing to do"),
+        (("  commands: [ruff check --fix .]", "  model: openai/x"), "needs a prompt"),
+        (("  commands: [ruff check --fix .]", "  prompt: p\n  model: gpt"), "unknown model"),
+        (("  commands: [ruff check --fix .]", "  prompt: p\n  model: scripted:gone.yaml"), "cannot read the script"),
+        (("name: types", "name: lint"), "check names must differ: lint"),
+        (("path: pkg", "path: ../pkg"), "must be a plain relative folder"),
+        (("steps: 7", "call_timeout_s: 60, working_time_s: 30"), "longer than working_time_s"),
+        (("steps: 7", "stepz: 7"), "did you mean 'steps'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    """Contradictions are found before anything is stored."""
+    [line] = problems(GOOD.replace(*change), tmp_path)
+    assert message in line
+
+
+def test_a_script_is_read_relative_to_the_manifest(tmp_path: Path) -> None:
+    """`scripted:FILE` carries the file's text along."""
+    (tmp_path / "fix.yaml").write_text("- text: done\n")
+    task = "  prompt: fix it\n  model: scripted:fix.yaml"
+    loaded = load(GOOD.replace("  commands: [ruff check --fix .]", task), tmp_path)
+    assert loaded.script == "- text: done\n"
+
+
+def test_a_script_that_does_not_parse_names_its_own_line(tmp_path: Path) -> None:
+    """The complaint leads to the script's line, not only to the manifest's."""
+    (tmp_path / "fix.yaml").write_text("- text: done\n- txet: x\n")
+    task = "  prompt: fix it\n  model: scripted:fix.yaml"
+    [line] = problems(GOOD.replace("  commands: [ruff check --fix .]", task), tmp_path)
+    assert line.startswith("fleet.yaml:11:10 task.model fix.yaml:2:3")
