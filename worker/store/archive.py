@@ -45,11 +45,16 @@ class Archive(Protocol):
         ...
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[str]:
-        """All keys that start with prefix (a full folder, ends with `/`), sorted, strictly greater than after."""
+        """All keys below prefix (a full folder, ends with `/`, or "" for everything) that are greater than after.
+
+        Sorted inside one folder; stores differ in how they order a folder among its neighbours, so only a folder
+        without sub-folders can be read on from its last key."""
         ...
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Names of the direct sub-folders of prefix (ends with `/`), sorted, without slash."""
+        """Names of the direct sub-folders of prefix (ends with `/`), without slash, in no order that all stores share.
+
+        A store may go on naming a folder for some time after its last object was deleted."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -16,7 +16,8 @@ SEQ_DIGITS = 9
 
 def check(key: str) -> str:
     """The key itself when every store can hold it: parts that are not empty, do not start with a dot, have no
-    control characters and fit KEY_BYTES and PART_BYTES. Raises InvalidFault otherwise."""
+    backslash (SeaweedFS takes it for a slash) or control character, and fit KEY_BYTES and PART_BYTES.
+    Raises InvalidFault otherwise."""
     try:
         parts = [part.encode() for part in key.split("/")]
     except UnicodeEncodeError:
@@ -25,10 +26,10 @@ def check(key: str) -> str:
         raise InvalidFault(
             f"key {key[:60]!r}... is too long", hint=f"at most {PART_BYTES} bytes a part, {KEY_BYTES} in all"
         )
-    if any(not part or part.startswith(b".") for part in parts) or any(
-        ord(char) < 32 or ord(char) == 127 for char in key
-    ):
-        raise InvalidFault(f"key {key!r} has an empty part, a leading dot or a control character")
+    if any(not part or part.startswith(b".") for part in parts):
+        raise InvalidFault(f"key {key!r} has an empty part or one that starts with a dot")
+    if any(char < " " or char in "\\\x7f" for char in key):
+        raise InvalidFault(f"key {key!r} has a backslash or a control character")
     return key
 
 
