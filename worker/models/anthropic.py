@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
@@ -13,6 +13,9 @@ from worker.models.call import Account, connection_fault, shape_fault, status_fa
 from worker.models.conversation import Answers, Turn, arguments_object, clean, paired
 from worker.models.prices import price
 from worker.models.protocol import ModelRequest, UserMessage, call_id
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
 
 BASE_URL: Final = "https://api.anthropic.com"
 
@@ -40,7 +43,8 @@ class AnthropicModel:
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         """One answer. Raises ProviderFault."""
         body = self.body(request)
-        raw = whole_call(lambda: self._ask(body, timeout_s), timeout_s=timeout_s, cancel=cancel)
+        client = self._client(timeout_s)
+        raw = whole_call(lambda: self._ask(client, body), timeout_s=timeout_s, cancel=cancel)
         try:
             return self._reply(json.loads(raw), request.step)
         except (ValueError, LookupError, TypeError, AttributeError):
@@ -71,28 +75,33 @@ class AnthropicModel:
             ]
         return body
 
-    async def _ask(self, body: dict[str, Any], timeout_s: float) -> bytes:
-        from anthropic import APIConnectionError, APIStatusError, AsyncAnthropic, DefaultAsyncHttpxClient
+    def _client(self, timeout_s: float) -> AsyncAnthropic:
+        """Made before the deadline starts: the SDK's first import takes seconds."""
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
         # The key goes in a header of the SDK's own that a redirect would carry along, so none is followed.
         http = DefaultAsyncHttpxClient(follow_redirects=False, verify=self.account.tls)
-        async with AsyncAnthropic(
+        return AsyncAnthropic(
             api_key=self.account.key,
             base_url=self.account.base_url or BASE_URL,
             max_retries=0,
             timeout=timeout_s,
             http_client=http,
-        ) as client:
+        )
+
+    async def _ask(self, client: AsyncAnthropic, body: dict[str, Any]) -> bytes:
+        from anthropic import APIConnectionError, APIStatusError
+
+        async with client:
             try:
                 response = await client.messages.with_raw_response.create(**body)
-                body_bytes: bytes = response.content
-                return body_bytes
             except APIStatusError as error:
                 words = f"{error.message} {json.dumps(error.body, default=str)}"
                 # Without its cause: the SDK's exception holds the request and with it the key.
                 raise status_fault(self.account, error.status_code, error.response.headers, words) from None
             except APIConnectionError as error:
                 raise connection_fault(self.account, error) from None
+        return bytes(response.http_response.content)
 
     def _reply(self, message: dict[str, Any], step: int) -> Reply:
         came = message["content"]
@@ -110,7 +119,7 @@ class AnthropicModel:
         native = [new for old, new in zip(came, blocks, strict=True) if new["type"] not in _THINKING or new == old]
         usage = message.get("usage")
         tokens = _tokens(usage or {})
-        cost, source = self._price(tokens) if usage else (None, "")
+        cost, source = price(self.model, tokens, PROVIDER, self.account.base_url) if usage else (None, "")
         return Reply(
             text="".join(block["text"] for block in blocks if block["type"] == "text"),
             reasoning="\n".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
@@ -122,11 +131,6 @@ class AnthropicModel:
             model=clean(message.get("model")) or self.model,
             native={"provider": PROVIDER, "content": native},
         )
-
-    def _price(self, usage: Usage) -> tuple[int | None, str]:
-        if self.account.base_url is None:
-            return price(self.model, usage, provider=PROVIDER)
-        return price(self.model, usage, base_url=self.account.base_url)
 
 
 def _tokens(usage: dict[str, Any]) -> Usage:

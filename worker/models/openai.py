@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
@@ -14,6 +14,9 @@ from worker.models.call import Account, connection_fault, shape_fault, status_fa
 from worker.models.conversation import Answers, Turn, clean, paired, sendable_arguments
 from worker.models.prices import price
 from worker.models.protocol import ModelRequest, UserMessage, call_id
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 BASE_URL: Final = "https://api.openai.com/v1"
 PROVIDER: Final = "openai"
@@ -37,7 +40,8 @@ class OpenAIModel:
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         """One answer. Raises ProviderFault."""
         body = self.body(request)
-        raw = whole_call(lambda: self._ask(body, timeout_s), timeout_s=timeout_s, cancel=cancel)
+        client = self._client(timeout_s)
+        raw = whole_call(lambda: self._ask(client, body), timeout_s=timeout_s, cancel=cancel)
         try:
             return self._reply(clean(json.loads(raw)), request.step)
         except (ValueError, LookupError, TypeError, AttributeError):
@@ -61,27 +65,32 @@ class OpenAIModel:
             ]
         return body
 
-    async def _ask(self, body: dict[str, Any], timeout_s: float) -> bytes:
-        from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
+    def _client(self, timeout_s: float) -> AsyncOpenAI:
+        """Made before the deadline starts: the SDK's first import takes seconds."""
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         http = DefaultAsyncHttpxClient(follow_redirects=False, verify=self.account.tls)
-        async with AsyncOpenAI(
+        return AsyncOpenAI(
             api_key=self.account.key or "none",  # the SDK insists on one; a server without keys ignores it
             base_url=self.account.base_url or BASE_URL,
             max_retries=0,
             timeout=timeout_s,
             http_client=http,
-        ) as client:
+        )
+
+    async def _ask(self, client: AsyncOpenAI, body: dict[str, Any]) -> bytes:
+        from openai import APIConnectionError, APIStatusError
+
+        async with client:
             try:
                 response = await client.chat.completions.with_raw_response.create(**body)
-                body_bytes: bytes = response.content
-                return body_bytes
             except APIStatusError as error:
                 words = f"{error.message} {json.dumps(error.body, default=str)}"
                 # Without its cause: the SDK's exception holds the request and with it the key.
                 raise status_fault(self.account, error.status_code, error.response.headers, words) from None
             except APIConnectionError as error:
                 raise connection_fault(self.account, error) from None
+        return bytes(response.http_response.content)
 
     def _reply(self, completion: dict[str, Any], step: int) -> Reply:
         choice = completion["choices"][0]
@@ -97,7 +106,7 @@ class OpenAIModel:
         )
         usage = completion.get("usage")
         tokens = _tokens(usage or {})
-        cost, source = self._price(tokens) if usage else (None, "")
+        cost, source = price(self.model, tokens, PROVIDER, self.account.base_url) if usage else (None, "")
         refusal = message.get("refusal")
         return Reply(
             text=message.get("content") or refusal or "",
@@ -110,11 +119,6 @@ class OpenAIModel:
             model=completion.get("model") or self.model,
             native={"provider": PROVIDER, "message": message},
         )
-
-    def _price(self, usage: Usage) -> tuple[int | None, str]:
-        if self.account.base_url is None:
-            return price(self.model, usage, provider=PROVIDER)
-        return price(self.model, usage, base_url=self.account.base_url)
 
 
 def _tokens(usage: dict[str, Any]) -> Usage:

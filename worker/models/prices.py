@@ -8,12 +8,12 @@ from importlib.metadata import version
 from worker.contract.events import Usage
 
 
-def price(model: str, usage: Usage, *, provider: str = "", base_url: str = "") -> tuple[int | None, str]:
+def price(model: str, usage: Usage, provider: str, base_url: str | None = None) -> tuple[int | None, str]:
     """(micro-dollars rounded up, or None when the price is unknown; where the price is from).
 
-    The seller is named by provider (`anthropic`, `openai`) or, for any other server, by its base_url: a server
-    that is no known seller has no known price, whatever its models are called. Source: the genai-prices
-    package's own table, without network.
+    provider: `anthropic` or `openai`, the seller unless base_url names another server: one that is no known
+    seller has no known price, whatever its models are called. Source: the genai-prices package's own table,
+    without network.
     """
     from genai_prices import Usage as Tokens
     from genai_prices import calc_price
@@ -27,7 +27,7 @@ def price(model: str, usage: Usage, *, provider: str = "", base_url: str = "") -
         output_tokens=usage.output_tokens,
     )
     try:
-        if provider:
+        if base_url is None:
             found = calc_price(tokens, model, provider_id=provider)
         else:
             found = calc_price(tokens, model, provider_api_url=base_url)

@@ -68,7 +68,10 @@ class ModelRequest:
 class Model(Protocol):
     """Answers one request. Stateless between calls: all it needs stands in the request (takeover, replay)."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As the task names it."""
+        ...
 
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         """One whole answer within timeout_s. Raises ProviderFault (retryable as the provider says), InvalidFault

@@ -1,0 +1,133 @@
+"""Owns the peers that the models' adapters are tested against. Refuses to know the adapters."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AIMOCK = "@copilotkit/aimock@1.43.0"
+
+
+@dataclass
+class ModelServer:
+    """A server on loopback that answers each request with the next of `answers` and keeps what it was sent.
+
+    It says what no well-behaved peer says: it hangs, trickles, cuts, and sends any bytes.
+    An answer is (status, headers, body) or a function that writes to the handler itself.
+    """
+
+    url: str = ""
+    answers: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    asked: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event)
+
+    def will_answer(self, body: Any, status: int = 200, **headers: str) -> None:
+        """body: a JSON value, or bytes as they are; headers with _ for -."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.answers.put((status, {name.replace("_", "-"): value for name, value in headers.items()}, data))
+
+    def will_trickle(self) -> None:
+        """A whole reply is promised and comes one byte at a time, until the caller is gone."""
+
+        def trickle(handler: BaseHTTPRequestHandler) -> None:
+            _promise(handler)
+            self.asked.set()
+            pause = threading.Event()
+            try:
+                while not pause.wait(0.02):
+                    handler.wfile.write(b" ")
+            except OSError:
+                self.gone.set()
+
+        self.answers.put(trickle)
+
+    def will_hang(self) -> None:
+        """Nothing is answered; `gone` is set when the caller hangs up."""
+
+        def hang(handler: BaseHTTPRequestHandler) -> None:
+            self.asked.set()
+            handler.connection.recv(1)
+            self.gone.set()
+
+        self.answers.put(hang)
+
+    def will_cut(self) -> None:
+        """Half of a reply comes, then the connection ends."""
+
+        def cut(handler: BaseHTTPRequestHandler) -> None:
+            _promise(handler)
+            handler.wfile.write(b'{"content": [{"type": "text", "te')
+
+        self.answers.put(cut)
+
+
+def _promise(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("content-length", "1000000")
+    handler.end_headers()
+
+
+@pytest.fixture
+def model_server() -> Iterator[ModelServer]:
+    """See ModelServer."""
+    state = ModelServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            state.headers.append({name.lower(): value for name, value in self.headers.items()})
+            answer = state.answers.get(timeout=10)
+            if callable(answer):
+                answer(self)
+                return
+            status, headers, body = answer
+            self.send_response(status)
+            for name, value in (headers | {"content-length": str(len(body))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    yield state
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def aimock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an aimock server, somebody else's idea of both protocols, that answers by tests/aimock.json."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("needs node and npm")
+    home = Path(request.config.cache.mkdir("aimock"))  # kept between runs of the tests
+    program = home / "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
+    if not program.exists():
+        subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(home), AIMOCK], check=True)
+    config = tmp_path_factory.mktemp("aimock") / "config.json"
+    config.write_text(json.dumps({"llm": {"fixtures": str(Path(__file__).with_name("aimock.json"))}}))
+    command = [node, str(program), "--config", str(config), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert "http://" in first, first + process.stdout.read()
+        yield first[first.index("http://") :].strip()
+        process.terminate()
