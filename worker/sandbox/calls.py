@@ -26,8 +26,6 @@ from worker.sandbox.shape import MIB, STREAM_DIR
 
 PAYLOAD_BYTES: Final = 32 * MIB
 """Largest payload: it waits in a tmpfs of twice that (shape.STREAM_BYTES), which counts as the call's memory."""
-ORPHAN_GRACE_S: Final = 15
-"""How long after its limit a call ends by itself when nobody is left to kill it."""
 CANCEL_LOOK_S: Final = 0.05
 CA_FILE: Final = f"{STREAM_DIR}/ca.pem"
 CA_VARIABLES: Final = (
@@ -61,15 +59,33 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "PYTHONUNBUFFERED": "1",
 }
 
+# Two counters of the call's own cgroup are read with nothing but the shell: in a container that may start no more
+# processes this still works. Version 2 of cgroups first, then version 1.
+#
 # The payload's file is opened and unlinked before anything of the call runs: a shell reads its script lazily, so
 # a command could otherwise rewrite it under its own feet.
+#
+# `guard` ends the call when nobody is left to end it: the attached stdin ends with the driver.
 PARKED: Final = f"""umask 077
-exec 3<>{STREAM_DIR}/payload
+exec 3<>{STREAM_DIR}/payload 4<&0
 rm -f {STREAM_DIR}/payload 2>/dev/null
-s=sh; command -v bash >/dev/null 2>&1 && s=bash
-t=; timeout -s KILL 9 sh -c : </dev/null >/dev/null 2>&1 && t=timeout
 umask 022
-read -r n && eval "$(head -c "$n")\""""
+export {" ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())}
+s=sh; command -v bash >/dev/null 2>&1 && s=bash
+guard() {{ (read -r _ <&4; kill -9 -1) & }}
+counter() {{
+c=-
+for f in $2; do
+if [ -r $f ]; then while read -r k v; do [ "$k" = $1 ] && c=$v; done <$f; fi
+done
+}}
+trailer() {{
+counter oom_kill "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"; o=$c
+counter max "/sys/fs/cgroup/pids.events /sys/fs/cgroup/pids/pids.events"
+printf '\\n%s %s %s %s\\n' $1 $e $o $c
+}}
+read -r line && eval "$line"
+"""
 ENTRYPOINT: Final = ("sh", "-c", PARKED)
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -109,8 +125,7 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
     """
     _check(command)
     nonce = secrets.token_hex(16)
-    variables = {**ENVIRONMENT, **(dict.fromkeys(CA_VARIABLES, CA_FILE) if ca_bundle else {})}
-    variables |= {**command.env, **command.secrets}
+    variables = {**(dict.fromkeys(CA_VARIABLES, CA_FILE) if ca_bundle else {}), **command.env, **command.secrets}
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     if command.kind == "shell":
         # The descriptor is closed on the script's own first line, so that line numbers stay right.
@@ -119,26 +134,23 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
     else:
         payload = command.payload
         program = f"python3 -I /opt/dawnfleet/{command.program}.py </dev/fd/3 3<&-"
-    limit_s = int(command.timeout_s) + ORPHAN_GRACE_S
-    cwd = shlex.quote(command.cwd)
-    certificates = f"head -c {len(ca_bundle)} >{CA_FILE}\n" if ca_bundle else ""
-    # The shell's own words about a killed program may quote the line with the secrets in it: they go nowhere.
-    prelude = f"""exec 2>/dev/null
-{certificates}head -c {len(payload)} >&3
-e={_NO_FOLDER} o=- p=-
-if cd -- {cwd} 2>/dev/null; then
-{assignments} ${{t:+timeout -s KILL {limit_s}}} {program} 2>&1
-e=$?
-fi
-for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
-if [ -r $f ]; then while read -r k v; do [ "$k" = oom_kill ] && o=$v; done <$f; fi
-done
-for f in /sys/fs/cgroup/pids.events /sys/fs/cgroup/pids/pids.events; do
-if [ -r $f ]; then while read -r k v; do [ "$k" = max ] && p=$v; done <$f; fi
-done
-printf '\\n%s %s %s %s\\n' {nonce} $e $o $p
-""".encode("utf-8", "surrogateescape")
-    return Message(b"%d\n%b%b%b" % (len(prelude), prelude, ca_bundle, payload), nonce)
+    steps = [
+        # The shell's own words about a killed program may quote the line with the secrets in it: they go nowhere.
+        "exec 2>/dev/null",
+        *([f"head -c {len(ca_bundle)} >{CA_FILE}"] if ca_bundle else []),
+        f"head -c {len(payload)} >&3",
+        "guard",
+        f"e={_NO_FOLDER}",
+        f"cd -- {shlex.quote(command.cwd)} && {{ {assignments} {program} 2>&1 4<&-; e=$?; }}",
+        f"trailer {nonce}",
+    ]
+    prelude = "; ".join(steps).encode("utf-8", "surrogateescape")
+    if b"\n" in prelude:
+        # A value of several lines, say a key: then the line only says how to read them.
+        prelude = b'eval "$(head -c %d)"\n%b' % (len(prelude), prelude)
+    else:
+        prelude += b"\n"
+    return Message(prelude + ca_bundle + payload, nonce)
 
 
 def converse(stream: Stream, message: Message, spool: Spool, *, timeout_s: float, cancel: Cancel) -> Ending:
