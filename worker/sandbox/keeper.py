@@ -28,18 +28,15 @@ BULK_TIMEOUT_S: Final = 900
 class Keeper:
     """The client of one keeper. Not thread-safe. Raises KeeperFault when it is dead, late or says it failed."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, limits: Limits) -> None:
         self._stream = stream
+        self._caps = limits.model_dump(include={"workspace_bytes", "workspace_files", "snapshot_bytes"})
         self._buffer = bytearray()
         self._deadline = 0.0
 
-    def hello(self, limits: Limits) -> None:
-        """Tell it the caps; it makes the three folders of the workspace and gives them their owners."""
-        caps = limits.model_dump(include={"workspace_bytes", "workspace_files", "snapshot_bytes"})
-        self._ask("hello", QUICK_TIMEOUT_S, limits=caps)
-
-    def ping(self) -> None:
-        self._ask("ping", QUICK_TIMEOUT_S)
+    def hello(self) -> None:
+        """Prove that it lives; the first one makes the three folders and gives them their owners."""
+        self._ask("hello", QUICK_TIMEOUT_S)
 
     def own(self) -> None:
         self._ask("own", BULK_TIMEOUT_S)
@@ -55,39 +52,38 @@ class Keeper:
 
     def snapshot(self, into: Path, *, full: bool) -> Snapshot:
         """Walk, and write the tar of what changed to `into` (not made when nothing did)."""
-        return self._snapshot(self._ask("snapshot", BULK_TIMEOUT_S, full=full), into)
+        answer = self._ask("snapshot", BULK_TIMEOUT_S, full=full, caps=self._caps)
+        size = 0
+        if answer["changed"]:
+            with open(into, "wb") as file:
+                for chunk in self._frames():
+                    size += file.write(chunk)
+        path = into if answer["changed"] else None
+        return Snapshot(answer["listing"], answer["tree"], path, size, answer["full"], tuple(answer["files"]))
 
     def restore(self, chain: Sequence[Iterable[bytes]]) -> Snapshot:
-        self._request("restore", BULK_TIMEOUT_S, count=len(chain))
+        self._request("restore", BULK_TIMEOUT_S, parts=len(chain), caps=self._caps)
         for chunks in chain:
             self._send_frames(chunks)
-        return self._snapshot(self._answer("restore"), None)
+        answer = self._answer("restore")
+        return Snapshot(answer["listing"], answer["tree"], None, 0, full=False)
 
     def tree(self) -> list[tuple[str, str, str]]:
         self._ask("tree", BULK_TIMEOUT_S)
-        return [(path, mode, digest) for path, mode, digest in json.loads(b"".join(self._frames()))]
+        records = (record.split(" ", 2) for record in self._records())
+        return [(path, mode, digest) for mode, digest, path in records]
 
     def ignored(self) -> list[str]:
-        return [str(path) for path in self._ask("ignored", BULK_TIMEOUT_S)["paths"]]
+        self._ask("ignored", BULK_TIMEOUT_S)
+        return self._records()
 
     def close(self) -> None:
         """Hang up: the keeper ends when its stdin does."""
         self._stream.close()
 
-    def _snapshot(self, answer: dict[str, Any], into: Path | None) -> Snapshot:
-        size = 0
-        if into is not None and answer["changed"]:
-            with open(into, "wb") as file:
-                for chunk in self._frames():
-                    size += file.write(chunk)
-        return Snapshot(
-            listing=answer["listing"],
-            tree=answer["tree"],
-            path=into if size else None,
-            bytes=size,
-            full=answer["full"],
-            files=tuple(answer["files"]),
-        )
+    def _records(self) -> list[str]:
+        text = b"".join(self._frames()).decode("utf-8", "surrogateescape")
+        return text.split("\0")[:-1]
 
     def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         self._request(op, timeout_s, **fields)
@@ -108,7 +104,7 @@ class Keeper:
         said = str(answer["error"])
         if answer["kind"] == "too_large":
             raise WorkspaceTooLarge(said)
-        if answer["kind"] == "invalid":
+        if answer["kind"] == "bad_request":
             raise InvalidFault(f"{op}: {said}")
         raise KeeperFault(f"the keeper could not {op}: {said}")
 
