@@ -4,6 +4,7 @@ Refuses to know a provider's SDK: status codes, headers and words are all it rea
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import ssl
 import time
@@ -83,8 +84,9 @@ def whole_call(ask: Callable[[], Awaitable[Answered]], *, timeout_s: float, canc
         loop.close()
 
 
-def status_fault(account: Account, status: int, headers: Mapping[str, str], words: str) -> ProviderFault:
-    """The fault for an answer with an error status. words: the provider's message, type and code together."""
+def status_fault(account: Account, status: int, headers: Mapping[str, str], body: str) -> ProviderFault:
+    """The fault for an answer with an error status."""
+    words = _words(body)
     message = f"{account.provider} answered {status}: {account.masked(words)}"
     if status in (401, 403):
         return ProviderFault("auth", message, hint=f"is {account.key_name} right?")
@@ -111,6 +113,19 @@ def shape_fault(account: Account, body: bytes) -> ProviderFault:
     """The fault for an answer of status 200 that is no reply (empty, not JSON, a proxy's page)."""
     words = account.masked(body[:SHOWN_CHARS].decode("utf-8", "replace")) or "nothing"
     return ProviderFault("unavailable", f"{account.provider} answered what is no reply: {words}", retryable=True)
+
+
+def _words(body: str) -> str:
+    """The message, type and code of an error body, or the body as it is."""
+    try:
+        error = json.loads(body)
+    except ValueError:
+        return body
+    error = error.get("error", error) if isinstance(error, dict) else error
+    if not isinstance(error, dict):
+        return str(error)
+    parts = [str(error[key]) for key in ("message", "type", "code") if error.get(key)]
+    return ", ".join(dict.fromkeys(parts)) or body
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -83,14 +83,14 @@ class OpenAIModel:
 
         async with client:
             try:
-                response = await client.chat.completions.with_raw_response.create(**body)
+                raw = await client.chat.completions.with_raw_response.create(**body)
             except APIStatusError as error:
-                words = f"{error.message} {json.dumps(error.body, default=str)}"
+                response = error.response
                 # Without its cause: the SDK's exception holds the request and with it the key.
-                raise status_fault(self.account, error.status_code, error.response.headers, words) from None
+                raise status_fault(self.account, response.status_code, response.headers, response.text) from None
             except APIConnectionError as error:
                 raise connection_fault(self.account, error) from None
-        return bytes(response.http_response.content)
+        return bytes(raw.http_response.content)
 
     def _reply(self, completion: dict[str, Any], step: int) -> Reply:
         choice = completion["choices"][0]

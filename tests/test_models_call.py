@@ -1,0 +1,154 @@
+"""Deadlines, cancels and typed faults of the provider doors, the same for both."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from model_server import ModelServer
+
+from worker.contract.cancel import Cancel
+from worker.contract.errors import ProviderFault
+from worker.contract.events import Reply
+from worker.models.anthropic import AnthropicModel
+from worker.models.call import Account, retry_after_s
+from worker.models.openai import OpenAIModel
+from worker.models.protocol import ModelRequest, UserMessage
+
+KEY = "sk-key-of-these-tests"
+PATHS = {"anthropic": "", "openai": "/v1"}
+
+
+def ask(
+    provider: str, url: str, text: str = "hello", *, timeout_s: float = 30, cancel: Cancel | None = None
+) -> Reply:
+    """One question to a server."""
+    account = Account(provider, KEY, f"{provider.upper()}_API_KEY", url + PATHS[provider])
+    model = (AnthropicModel if provider == "anthropic" else OpenAIModel)(f"{provider}/m", "m", account)
+    request = ModelRequest("", (UserMessage(text),), (), step=1, reply_index=0)
+    return model.reply(request, timeout_s=timeout_s, cancel=cancel or Cancel())
+
+
+def fault_of(provider: str, url: str, text: str = "hello", **kwargs: Any) -> ProviderFault:
+    """The fault that one question ends in."""
+    with pytest.raises(ProviderFault) as caught:
+        ask(provider, url, text, **kwargs)
+    return caught.value
+
+
+pytestmark = pytest.mark.parametrize("provider", ["anthropic", "openai"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "retryable", "retry_after"),
+    [
+        ("slow down", "unavailable", True, 3.0),
+        ("overload", "unavailable", True, None),
+        ("bad key", "auth", False, None),
+        ("nobody answers this", "bad_request", False, None),
+    ],
+)
+def test_another_ones_server_errors_become_typed_faults(
+    aimock: str, provider: str, text: str, reason: str, retryable: bool, retry_after: float | None
+) -> None:
+    """429 with its Retry-After, 529, 401 and 404 of aimock."""
+    fault = fault_of(provider, aimock, text)
+    assert (fault.reason, fault.retryable, fault.retry_after_s) == (reason, retryable, retry_after)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "reason", "retryable"),
+    [
+        (400, "prompt is too long: 201234 tokens > 200000 maximum", "context", False),
+        (400, "This model's maximum context length is 8192 tokens", "context", False),
+        (400, "request (9000 tokens) exceeds the available context size", "context", False),
+        (413, "Request exceeds the maximum size", "context", False),
+        (400, "messages: at least one message is required", "bad_request", False),
+        (400, "Your credit balance is too low", "auth", False),
+        (402, "pay first", "auth", False),
+        (403, "not for you", "auth", False),
+        (429, "You exceeded your current quota: insufficient_quota", "auth", False),
+        (307, "elsewhere", "bad_request", False),
+        (408, "late", "unavailable", True),
+        (500, "oops", "unavailable", True),
+        (503, "context window service is down", "unavailable", True),
+    ],
+)
+def test_a_status_becomes_its_reason(
+    model_server: ModelServer, provider: str, status: int, message: str, reason: str, retryable: bool
+) -> None:
+    """By status first, by the provider's words where a status has several meanings; no redirect is followed."""
+    model_server.will_answer({"error": {"message": message}}, status, location=f"{model_server.url}/elsewhere")
+    fault = fault_of(provider, model_server.url)
+    assert (fault.reason, fault.retryable) == (reason, retryable)
+    assert message in fault.message
+    assert len(model_server.bodies) == 1
+
+
+def test_the_provider_knows_better_whether_trying_again_helps(model_server: ModelServer, provider: str) -> None:
+    """x-should-retry wins over the status."""
+    model_server.will_answer({"error": {}}, 500, x_should_retry="false")
+    assert not fault_of(provider, model_server.url).retryable
+
+
+def test_a_fault_does_not_repeat_the_key(model_server: ModelServer, provider: str) -> None:
+    """A provider that echoes the request would put the key into journal and logs (T67)."""
+    model_server.will_answer({"error": {"message": f"bad header: {KEY}\nline two"}}, 400)
+    fault = fault_of(provider, model_server.url)
+    assert f"bad header: [secret {provider.upper()}_API_KEY] line two" in fault.message
+    assert fault.__cause__ is None
+    assert KEY not in repr(fault)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>bad gateway</html>", b"[]", b'{"content": 3, "choices": []}', b"\xff"])
+def test_an_answer_that_is_no_reply_is_retryable(model_server: ModelServer, provider: str, body: bytes) -> None:
+    """A proxy's page with status 200 is neither a reply nor the end of the run (F48)."""
+    model_server.will_answer(body)
+    fault = fault_of(provider, model_server.url)
+    assert (fault.reason, fault.retryable) == ("unavailable", True)
+
+
+def test_a_reply_cut_in_the_middle_is_a_connection_fault(model_server: ModelServer, provider: str) -> None:
+    """Nothing of half a reply is used (T11)."""
+    model_server.will_cut()
+    fault = fault_of(provider, model_server.url)
+    assert (fault.reason, fault.retryable) == ("connection", True)
+
+
+def test_a_server_that_is_not_there_is_a_connection_fault(provider: str) -> None:
+    """And says whom it could not reach."""
+    fault = fault_of(provider, "http://127.0.0.1:9")
+    assert (fault.reason, fault.retryable) == ("connection", True)
+    assert provider in fault.message
+
+
+def test_cancel_hangs_up_on_the_provider(model_server: ModelServer, provider: str) -> None:
+    """The server sees the connection end, so nothing of the call is alive afterwards."""
+    model_server.will_hang()
+    cancel = Cancel()
+    threading.Thread(target=lambda: (model_server.asked.wait(30), cancel.set("cancelled"))).start()
+    before = threading.active_count()
+    assert not fault_of(provider, model_server.url, timeout_s=120, cancel=cancel).retryable
+    assert model_server.gone.wait(5)
+    assert threading.active_count() <= before
+
+
+def test_a_call_is_sent_once(model_server: ModelServer, provider: str) -> None:
+    """The SDK's own retries are off: whoever asks decides, and counts what it costs."""
+    model_server.will_answer({"error": {}}, 503)
+    fault_of(provider, model_server.url)
+    assert len(model_server.bodies) == 1
+
+
+def test_the_wait_asked_for_is_read_in_every_form(provider: str) -> None:
+    """Milliseconds, seconds, an HTTP date, a date gone by, nonsense (T09)."""
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    assert retry_after_s({"retry-after-ms": "1500", "retry-after": "7"}) == 1.5
+    assert retry_after_s({"retry-after": "7200"}) == 7200
+    assert retry_after_s({"retry-after": soon}) == pytest.approx(90, abs=30)
+    assert retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    assert retry_after_s({"retry-after": "soon"}) is None
+    assert retry_after_s({}) is None
