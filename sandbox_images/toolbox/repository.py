@@ -1,0 +1,142 @@
+"""Owns the start of every run: a URL or a packed source becomes /workspace/repo and /workspace/base.
+
+/workspace/repo has a git directory of its own, with history; /workspace/base holds what a patch is made against:
+`git` (bare, the objects of the start commit), `commit`, `tracked` (paths, each ended by NUL) and `submodules`
+(JSON: path, commit). Refuses to leave credentials in either.
+
+Operations: resolve (url, ref) and fetch (kind, url, ref or commit and branch, caps).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from cleangit import BASE, REPO, GitFailed, Problem, check_out, git, init, object_format, serve, tree_entries
+from remotes import Remote, Start, open_packed, open_url
+from submodules import Submodule, check_out_submodules
+from unpack import Caps, unpack
+
+IDENTITY = {"user.name": "Dawnfleet agent", "user.email": "agent@dawnfleet.invalid", "commit.gpgSign": "false"}
+FOLDER_DATE = "2000-01-01T00:00:00Z"
+"""Author and committer date of the one commit that a folder or tarball becomes: its id depends on content only."""
+
+
+def resolve(request: dict[str, Any]) -> dict[str, Any]:
+    """The commit a ref of a URL names now. Only an abbreviated commit needs a fetch, into a scratch folder."""
+    remote = open_url(request["url"])
+    start = remote.start(request["ref"])
+    if not start.known:
+        with tempfile.TemporaryDirectory(dir=BASE) as scratch:
+            init(Path(scratch))
+            start = remote.fetch(Path(scratch), start)
+    return {"commit": start.commit, "branch": start.branch}
+
+
+def fetch(request: dict[str, Any]) -> dict[str, Any]:
+    """kind: url (with commit and branch, as resolved), git (with ref), folder or tarball (packed at base/source)."""
+    caps = Caps(request["caps"]["bytes"], request["caps"]["files"])
+    try:
+        start, submodules, notes = _filled(request, caps)
+    except GitFailed as failed:
+        raise Problem("repository", str(failed)) from failed
+    finally:
+        shutil.rmtree(BASE / "source.git", ignore_errors=True)
+        (BASE / "source").unlink(missing_ok=True)
+    tracked = _write_base(start.commit, submodules)
+    return {"commit": start.commit, "branch": start.branch, "tracked": tracked, "notes": [*notes, *_lfs_notes()]}
+
+
+def _filled(request: dict[str, Any], caps: Caps) -> tuple[Start, list[Submodule], list[str]]:
+    kind = request["kind"]
+    if kind in ("folder", "tarball"):
+        return _from_files(kind, request.get("ref"), caps), [], []
+    if kind == "url":
+        remote = open_url(request["url"])
+        start = Start(request["commit"], request["branch"])
+    else:
+        remote = open_packed(BASE / "source", BASE / "source.git", caps)
+        start = remote.start(request.get("ref"))
+    start = _from_git(remote, start)
+    return start, *check_out_submodules(remote, start.commit)
+
+
+def _from_git(remote: Remote, start: Start) -> Start:
+    git_dir = REPO / ".git"
+    init(git_dir, object_format=start.object_format, bare=False)
+    start = remote.fetch(git_dir, start)
+    for name, value in IDENTITY.items():
+        git("config", name, value, git_dir=git_dir)
+    if not remote.unpacked:
+        git("config", "remote.origin.url", remote.address, git_dir=git_dir)
+        git("config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*", git_dir=git_dir)
+    check_out(git_dir, REPO, start.commit, branch=start.branch)
+    return start
+
+
+def _from_files(kind: str, ref: str | None, caps: Caps) -> Start:
+    """One commit of everything (of a folder: of what its own ignore files do not leave out)."""
+    if ref:
+        raise Problem("ref", f"a {kind} has no {ref!r}: it has one state only")
+    unpack(
+        BASE / "source",
+        REPO,
+        caps=caps,
+        rename=lambda name: None if ".git" in name.lower().split("/") else name,
+        strip_top=kind == "tarball",
+        # A person's own folder may hold a virtual environment, whose links point outside; a download may not.
+        links_out=kind == "folder",
+    )
+    git_dir = REPO / ".git"
+    init(git_dir, bare=False)
+    force = ["--force"] if kind == "tarball" else []
+    git("add", "--all", *force, "--", ".", git_dir=git_dir, work_tree=REPO)
+    if not git("ls-files", "--cached", "-z", git_dir=git_dir):
+        raise Problem("repository", f"the {kind} holds no files")
+    for name, value in IDENTITY.items():
+        git("config", name, value, git_dir=git_dir)
+    tree = git("write-tree", git_dir=git_dir).decode().strip()
+    dates = {"GIT_AUTHOR_DATE": FOLDER_DATE, "GIT_COMMITTER_DATE": FOLDER_DATE}
+    commit = git("commit-tree", "-m", f"Import of a {kind}", tree, git_dir=git_dir, env=dates).decode().strip()
+    git("update-ref", "refs/heads/main", commit, git_dir=git_dir)
+    return Start(commit, "main")
+
+
+def _write_base(commit: str, submodules: Sequence[Submodule]) -> int:
+    """Fill BASE from the checked-out repository; returns how many paths are tracked, those of submodules included."""
+    repository = Submodule(b"", commit, REPO / ".git")
+    base = BASE / "git"
+    init(base, object_format=object_format(repository.git_dir))
+    tracked = []
+    for part in (repository, *submodules):
+        listed = git("rev-list", "--objects", "--no-walk", part.commit, git_dir=part.git_dir)
+        pack = str(base / "objects" / "pack" / "pack")
+        git("pack-objects", "--quiet", pack, git_dir=part.git_dir, input=listed)
+        entries = tree_entries(part.git_dir, part.commit)
+        tracked += [os.path.join(part.path, path) for path, mode, _ in entries if mode != "160000"]
+    commits = sorted({commit, *(part.commit for part in submodules)})
+    (base / "shallow").write_text("".join(f"{one}\n" for one in commits))
+    git("update-ref", "refs/heads/main", commit, git_dir=base)
+    (BASE / "tracked").write_bytes(b"".join(path + b"\0" for path in sorted(tracked)))
+    (BASE / "submodules").write_text(json.dumps([[os.fsdecode(part.path), part.commit] for part in submodules]))
+    (BASE / "commit").write_text(commit + "\n")
+    return len(tracked)
+
+
+def _lfs_notes() -> list[str]:
+    attributes = REPO / ".gitattributes"
+    if attributes.is_file() and not attributes.is_symlink() and b"filter=lfs" in attributes.read_bytes():
+        return ["files kept in Git LFS are their pointers: their content is not fetched"]
+    return []
+
+
+if __name__ == "__main__":
+    sys.exit(serve({"resolve": resolve, "fetch": fetch}))
