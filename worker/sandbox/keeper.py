@@ -28,15 +28,19 @@ BULK_TIMEOUT_S: Final = 900
 class Keeper:
     """The client of one keeper. Not thread-safe. Raises KeeperFault when it is dead, late or says it failed."""
 
-    def __init__(self, stream: Stream, limits: Limits) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._caps = limits.model_dump(include={"workspace_bytes", "workspace_files", "snapshot_bytes"})
         self._buffer = bytearray()
         self._deadline = 0.0
 
-    def hello(self) -> None:
-        """Prove that it lives; the first one makes the three folders and gives them their owners."""
-        self._ask("hello", QUICK_TIMEOUT_S)
+    def hello(self, limits: Limits) -> None:
+        """Tell it the caps; it makes the three folders of the workspace and gives them their owners."""
+        caps = limits.model_dump(include={"workspace_bytes", "workspace_files", "snapshot_bytes"})
+        self._ask("hello", QUICK_TIMEOUT_S, limits=caps)
+
+    def ping(self) -> None:
+        """Learn that it lives, or raise."""
+        self._ask("ping", QUICK_TIMEOUT_S)
 
     def own(self) -> None:
         self._ask("own", BULK_TIMEOUT_S)
@@ -48,11 +52,18 @@ class Keeper:
 
     def get(self, name: str) -> Iterator[bytes]:
         self._ask("get", BULK_TIMEOUT_S, name=name)
-        yield from self._frames()
+        frames = self._frames()
+        try:
+            for chunk in frames:  # noqa: UP028 (`yield from` would close the frames with us)
+                yield chunk
+        finally:
+            # A reader who stops early must not leave the wire out of step.
+            for _ in frames:
+                pass
 
     def snapshot(self, into: Path, *, full: bool) -> Snapshot:
         """Walk, and write the tar of what changed to `into` (not made when nothing did)."""
-        answer = self._ask("snapshot", BULK_TIMEOUT_S, full=full, caps=self._caps)
+        answer = self._ask("snapshot", BULK_TIMEOUT_S, full=full)
         size = 0
         if answer["changed"]:
             with open(into, "wb") as file:
@@ -62,7 +73,7 @@ class Keeper:
         return Snapshot(answer["listing"], answer["tree"], path, size, answer["full"], tuple(answer["files"]))
 
     def restore(self, chain: Sequence[Iterable[bytes]]) -> Snapshot:
-        self._request("restore", BULK_TIMEOUT_S, parts=len(chain), caps=self._caps)
+        self._request("restore", BULK_TIMEOUT_S, count=len(chain))
         for chunks in chain:
             self._send_frames(chunks)
         answer = self._answer("restore")
@@ -70,20 +81,14 @@ class Keeper:
 
     def tree(self) -> list[tuple[str, str, str]]:
         self._ask("tree", BULK_TIMEOUT_S)
-        records = (record.split(" ", 2) for record in self._records())
-        return [(path, mode, digest) for mode, digest, path in records]
+        return [(path, mode, digest) for path, mode, digest in json.loads(b"".join(self._frames()))]
 
     def ignored(self) -> list[str]:
-        self._ask("ignored", BULK_TIMEOUT_S)
-        return self._records()
+        return [str(path) for path in self._ask("ignored", BULK_TIMEOUT_S)["paths"]]
 
     def close(self) -> None:
         """Hang up: the keeper ends when its stdin does."""
         self._stream.close()
-
-    def _records(self) -> list[str]:
-        text = b"".join(self._frames()).decode("utf-8", "surrogateescape")
-        return text.split("\0")[:-1]
 
     def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         self._request(op, timeout_s, **fields)

@@ -67,8 +67,8 @@ class DockerWorkspace:
         self._keeper_box = self._start(body)
         # Its interpreter needs a quarter of a second: the first call's container is made meanwhile.
         self.expect("shell", writes=True)
-        self._keeper = Keeper(self._keeper_box.stream, self._limits)
-        self._keeper.hello()
+        self._keeper = Keeper(self._keeper_box.stream)
+        self._keeper.hello(self._limits)
 
     def prove(self, image: str) -> None:
         """Run nothing, to learn whether the image can run anything. Raises EnvironmentFault("image")."""
@@ -194,7 +194,7 @@ class DockerWorkspace:
         if ending.why == "cancel":
             return result("interrupted", cancel.reason)
         # The stream ended without a trailer. If the keeper is gone too, it was the engine and not the command.
-        self._keeper.hello()
+        self._keeper.ping()
         assert state is not None
         if state.oom_killed:
             return result("oom", self._out_of_memory())
@@ -208,7 +208,7 @@ class DockerWorkspace:
             return self._pool.take(kind)
         except EngineFault:
             # No container can join a dead keeper's namespace: then say that, it is another reason.
-            self._keeper.hello()
+            self._keeper.ping()
             raise
 
     def _make(self, kind: Kind) -> Box:
