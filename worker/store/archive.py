@@ -52,7 +52,7 @@ class Archive(Protocol):
         ...
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Names of the direct sub-folders of prefix (ends with `/`), without slash, in no order that all stores share.
+        """Names of the direct sub-folders of prefix (ends with `/`), without slash, in no order all stores share.
 
         A store may go on naming a folder for some time after its last object was deleted."""
         ...

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from celery import Celery
+from celery import Celery, signals
 from celery.app.amqp import AMQP
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
@@ -48,6 +48,7 @@ def celery_app(redis_url: str, *, visibility_timeout_s: int = VISIBILITY_TIMEOUT
 
     It leaves four queues and two binding sets in Redis, none of which grows with runs.
     """
+    signals.setup_logging.connect(_leave_logs_alone)
     app = Celery("dawnfleet", amqp=_AMQP, set_as_current=False)
     exchange = Exchange("dawnfleet", type="direct")  # type: ignore[no-untyped-call]
     app.conf.update(
@@ -83,7 +84,6 @@ def celery_app(redis_url: str, *, visibility_timeout_s: int = VISIBILITY_TIMEOUT
         worker_enable_prefetch_count_reduction=False,
         worker_enable_remote_control=False,
         worker_send_task_events=False,
-        worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
     )
     return app
@@ -112,6 +112,10 @@ def ring(app: Celery, run: str, lane: str) -> None:
             app.send_task(TASK, kwargs={"run_id": run}, queue=lane)
     except KombuError as error:
         raise HintsFault(f"no doorbell could be rung: {error}", hint="is Redis running?") from error
+
+
+def _leave_logs_alone(**_: Any) -> None:
+    """Celery sets up logging of its own unless this signal has a receiver; ours is logs.py."""
 
 
 def _broker_url(url: str) -> str:
