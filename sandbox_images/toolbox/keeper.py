@@ -102,6 +102,8 @@ class Keeper:
         )
         for part in incoming:
             layer.lay(part.read)
+            if any(part.chunks()):
+                raise Refused("bad_request", "a snapshot goes on after its end")
         walk = self._walker.walk(Caps())
         self._walker.last = walk
         return {**_found(walk, walk), "full": False, "changed": False}, None
