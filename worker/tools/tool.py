@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from worker.contract.events import PlanItem
 from worker.contract.task import Check, Limits
@@ -16,10 +16,16 @@ ARGUMENTS_BYTES_MAX: Final = 4 * 2**20
 """Arguments of one call past this are refused unread; a model's longest reply is far below it."""
 
 
+class ToolArguments(BaseModel):
+    """What every tool's arguments derive from: nothing is converted, nothing unknown is taken."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
 @dataclass(frozen=True)
 class ToolContext:
-    """What a tool may look at: the run's limits and checks, its plan, and a reader of kept outputs by call id
-    (returns None for an unknown id)."""
+    """What a tool may look at: the run's limits and checks, the folder it starts in (relative to the repository),
+    its plan, and a reader of kept outputs by call id (returns None for an unknown id)."""
 
     limits: Limits
     checks: tuple[Check, ...]
@@ -38,15 +44,22 @@ class Answer:
 
 
 class Tool(Protocol):
-    """name, description (one line), Arguments (pydantic, extra forbidden, strict), effect.
+    """name, description (one line), Arguments, effect.
 
     effect: read (workspace mounted read-only), write, or none (no container).
     """
 
-    name: str
-    description: str
-    Arguments: type[BaseModel]
-    effect: Literal["read", "write", "none"]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def Arguments(self) -> type[BaseModel]: ...
+
+    @property
+    def effect(self) -> Literal["read", "write", "none"]: ...
 
     def command(self, arguments: Any, context: ToolContext) -> list[Command] | Answer:
         """What the call runs: usually one Command; run_checks gives one a check; Answer when no container."""

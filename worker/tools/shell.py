@@ -1,0 +1,77 @@
+"""Owns the tools that run the repository's programs: run_command and run_checks. Refuses to judge them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from worker.sandbox.protocol import REPO, Command
+from worker.tools.tool import Answer, ToolArguments, ToolContext
+
+ENVIRONMENT = {
+    "CI": "1",
+    "EDITOR": "true",
+    "GIT_EDITOR": "true",
+    "GIT_PAGER": "cat",
+    "GIT_TERMINAL_PROMPT": "0",
+    "PAGER": "cat",
+    "PYTHONUNBUFFERED": "1",
+    "TERM": "dumb",
+    "VISUAL": "true",
+}
+"""Nobody sits at a terminal: editors accept what is there, pagers print, partial output is not lost in a buffer."""
+
+
+def shell(script: str, path: str, timeout_s: float) -> Command:
+    """A script for the task image's shell, in the folder the run starts in (path: relative to the repository)."""
+    cwd = f"{REPO}/{path}" if path else REPO
+    return Command(payload=script.encode(), cwd=cwd, timeout_s=timeout_s, env=ENVIRONMENT)
+
+
+class RunCommandArguments(ToolArguments):
+    command: Annotated[str, Field(min_length=1, description="a script for the shell; it may have many lines")]
+    timeout_s: Annotated[int | None, Field(ge=1, le=600, description="null: the usual limit of a call")] = None
+
+    @field_validator("command")
+    @classmethod
+    def _no_nul(cls, command: str) -> str:
+        if "\0" in command:
+            raise ValueError("a shell script cannot hold a NUL character; write the bytes with printf '\\000'")
+        return command
+
+
+class RunCommand:
+    """Any shell command, in a container of its own."""
+
+    name = "run_command"
+    description = "Run a shell command in a new container and return its exit code and output."
+    Arguments = RunCommandArguments
+    effect: ClassVar[Literal["write"]] = "write"
+
+    def command(self, arguments: Any, context: ToolContext) -> list[Command] | Answer:
+        timeout_s = arguments.timeout_s or context.limits.call_timeout_s
+        return [shell(arguments.command, context.path, timeout_s)]
+
+
+class RunChecksArguments(ToolArguments):
+    names: Annotated[list[str] | None, Field(min_length=1, description="null: all checks")] = None
+
+
+class RunChecks:
+    """The task's checks, each in a container of its own, on the workspace as it is now."""
+
+    name = "run_checks"
+    description = "Run the checks of the task, all or those named, and return their exit codes and output."
+    Arguments = RunChecksArguments
+    effect: ClassVar[Literal["write"]] = "write"
+
+    def command(self, arguments: Any, context: ToolContext) -> list[Command] | Answer:
+        known = {check.name: check for check in context.checks}
+        if not known:
+            return Answer("this task has no checks; verify your work with run_command", ok=False)
+        names = list(known) if arguments.names is None else list(dict.fromkeys(arguments.names))
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            return Answer(f"no check is named {', '.join(unknown)}; there are: {', '.join(known)}", ok=False)
+        return [shell(known[name].command, context.path, context.limits.check_timeout_s) for name in names]

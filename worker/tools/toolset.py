@@ -1,0 +1,72 @@
+"""Owns the registry of tools: what the model reads of them, and a call's text made into a tool with its arguments.
+
+Refuses to guess: arguments that do not fit come back as a text that says what is wrong, with the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from worker.contract.events import ToolCall
+from worker.models.protocol import ToolSpec
+from worker.tools.files import FILE_TOOLS
+from worker.tools.notes import ReadOutput, UpdatePlan
+from worker.tools.shell import RunChecks, RunCommand
+from worker.tools.tool import ARGUMENTS_BYTES_MAX, Tool
+
+TOOLS: tuple[Tool, ...] = (*FILE_TOOLS, RunCommand(), RunChecks(), ReadOutput(), UpdatePlan())
+ERRORS_SHOWN = 10
+
+
+class Toolset:
+    """The tools on offer, in a fixed order, so that a provider's cache of them hits."""
+
+    def __init__(self, tools: Sequence[Tool] = TOOLS) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self.specs = tuple(ToolSpec(tool.name, tool.description, _schema(tool)) for tool in tools)
+
+    def parse(self, call: ToolCall) -> tuple[Tool, Any] | str:
+        """The tool and its validated arguments, or the text that tells the model what is wrong with the call."""
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return f"there is no tool {_quoted(call.name)}; the tools are: {', '.join(self._tools)}"
+        if len(call.arguments) > ARGUMENTS_BYTES_MAX:
+            size, most = len(call.arguments) / 2**20, ARGUMENTS_BYTES_MAX // 2**20
+            return f"{tool.name}: the arguments are {size:.1f} MiB, more than {most} MiB; send them in smaller parts"
+        try:
+            # An empty text is how some providers send a call without arguments.
+            return tool, tool.Arguments.model_validate_json(call.arguments.strip() or "{}")
+        except ValidationError as error:
+            return _explained(tool, error)
+
+
+def _explained(tool: Tool, error: ValidationError) -> str:
+    """Every fault with its path, then the schema; for text that is no JSON only where it breaks."""
+    faults = error.errors(include_url=False, include_input=False)
+    if faults[0]["type"] in ("json_invalid", "string_unicode") and not faults[0]["loc"]:
+        return f"{tool.name}: the arguments are not valid JSON, so nothing was run: {faults[0]['msg']}"
+    told = [f"- {'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in faults[:ERRORS_SHOWN]]
+    if len(faults) > ERRORS_SHOWN:
+        told.append(f"- and {len(faults) - ERRORS_SHOWN} more")
+    schema = json.dumps(_schema(tool))
+    return "\n".join(
+        [f"{tool.name}: the arguments do not fit, so nothing was run:", *told, f"They must fit: {schema}"]
+    )
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name if len(name) <= 100 else name[:100] + "...")
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """JSON Schema of the arguments. pydantic's titles only repeat the names, and are paid for in every request."""
+    schema = tool.Arguments.model_json_schema()
+    for part in (schema, *schema.get("$defs", {}).values()):
+        part.pop("title", None)
+        for field in part["properties"].values():
+            field.pop("title", None)
+    return schema
