@@ -119,10 +119,16 @@ class Journal:
     def append(
         self, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str | None = None
     ) -> Run:
-        """Commit events as segment run.last_seq + 1, all or none, and return the run after them.
+        """Commit events as in `write` and return the run after them."""
+        return fold(self.write(run, events, attempt=attempt, at=at, nonce=nonce), run)
 
-        attempt: seq of the claim this is written under. at: UTC, ISO 8601. nonce: give the same one again when an
-        append ended in a StoreFault and is repeated; a segment that carries it counts as written by us.
+    def write(
+        self, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str | None = None
+    ) -> list[Line]:
+        """Commit events as segment run.last_seq + 1, all or none, and return their records.
+
+        attempt: seq of the claim this is written under. at: UTC, ISO 8601. nonce: give the same one again when a
+        write ended in a StoreFault and is repeated; a segment that carries it counts as written by us.
         Raises AppendConflict when somebody else wrote that segment, ConflictFault when the run is sealed,
         InvalidFault when the events are over SEGMENT_BYTES.
         """
@@ -144,7 +150,7 @@ class Journal:
             lines = self._segment(seq, first)
             if lines[0][0].nonce != nonce:
                 raise AppendConflict(self.run, seq, tuple(lines))
-        return fold(lines, run)
+        return lines
 
     def put_blob(self, data: bytes | Path) -> str:
         """Store bytes or a file under their digest, and return it. Storing them again changes nothing."""

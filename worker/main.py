@@ -1,0 +1,179 @@
+"""Owns a worker process: reads the settings, opens what an attempt needs, serves its lanes until told to end.
+Refuses to know what a run does.
+
+`python -m worker.main [--lanes interactive,batch] [--slots N]`. A main worker starts a solo process beside itself:
+concurrency one, for runs whose claimers keep dying, so that a poison run takes nobody with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from worker.contract.errors import ExitCode, Fault, UsageFault
+from worker.contract.events import Replied, Reply, digest
+from worker.contract.settings import Settings
+from worker.contract.task import Task
+from worker.models.protocol import Model
+from worker.station import Station
+from worker.store.archive import Archive
+
+MAIN_LANES = ("interactive", "batch")
+SOLO_LANES = ("solo",)
+SECRET_PREFIX = "DAWN_SECRET_"
+PR_SET_PDEATHSIG = 1
+SOLO_RESTART_S = 5.0
+HARD_SHARE = 0.75
+"""Calls in hand are killed after this share of the soft limit, so that yielding and clearing up fit in the rest."""
+
+
+def main() -> int:
+    """The process. Exit code 0 after a drain, a fault's own otherwise."""
+    parser = argparse.ArgumentParser(prog="worker")
+    parser.add_argument("--lanes", default=",".join(MAIN_LANES))
+    parser.add_argument("--slots", type=int)
+    parser.add_argument("--parent", type=int, help="end with this process, however it ends")
+    options = parser.parse_args()
+    if options.parent:
+        end_with(options.parent)
+    try:
+        settings = Settings()
+        lanes = tuple(options.lanes.split(","))
+        slots = 1 if lanes == SOLO_LANES else options.slots or settings.worker_slots
+        return serve(settings, lanes, slots)
+    except Fault as fault:
+        print(f"error: {fault.message}", file=sys.stderr)
+        if fault.hint:
+            print(f"hint: {fault.hint}", file=sys.stderr)
+        return int(fault.exit_code)
+
+
+def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
+    """Consume the lanes until SIGTERM or SIGINT; a second signal is obeyed at once (Celery's manners)."""
+    from celery import signals
+
+    from worker import tasks
+    from worker.janitor import Janitor
+    from worker.slots import Slots
+    from worker.store import doorbell
+
+    solo = tuple(lanes) == SOLO_LANES
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    station = open_station(settings, name, "solo" if solo else "main")
+    offer = Slots(station.hints, name, tuple(lanes), slots, settings.heartbeat_s)
+    app = doorbell.celery_app(str(settings.redis_url))
+    tasks.register(app, station, offer)
+
+    def drain(**_: object) -> None:
+        station.drain.set("drain")
+        timer = threading.Timer(settings.drain_soft_s * HARD_SHARE, station.drain_now.set, ["drain"])
+        timer.daemon = True
+        timer.start()
+
+    signals.worker_shutting_down.connect(drain, weak=False)
+    janitor = Janitor(station.archive, station.archive_id, station.sandbox, settings.janitor_interval_s)
+    janitor.start()
+    offer.start()
+    with solo_beside() if not solo else nothing_beside():
+        app.worker_main(doorbell.worker_arguments(name, lanes, slots))
+    offer.close()
+    janitor.stop()
+    return int(ExitCode.OK)
+
+
+def open_station(settings: Settings, name: str, lane: str) -> Station:
+    """Everything an attempt borrows, proven: the archive is create-only, Redis keeps its keys, the engine answers."""
+    from worker.redact import redactor_from_env
+    from worker.sandbox.docker import DockerSandbox
+    from worker.store.archive import open_archive
+    from worker.store.hints import Hints
+    from worker.store.logs import configure
+
+    if settings.redis_url is None:
+        raise UsageFault("a worker needs DAWN_REDIS_URL", hint="`dawn up` starts a Redis of its own and sets it")
+    redactor = redactor_from_env(os.environ)
+    configure(mask=redactor.text)
+    archive = open_archive(settings.archive_url, settings)
+    archive.probe()
+    hints = Hints(settings.redis_url)
+    hints.check()
+    env = dict(os.environ)
+    secrets = {key.removeprefix(SECRET_PREFIX): value for key, value in env.items() if key.startswith(SECRET_PREFIX)}
+    return Station(
+        name=name,
+        lane=lane,
+        settings=settings,
+        archive=archive,
+        archive_id=archive_id(archive),
+        hints=hints,
+        sandbox=DockerSandbox(settings),
+        redactor=redactor,
+        secrets=secrets,
+        open_model=lambda task: _open_model(task, settings, env, archive),
+    )
+
+
+def archive_id(archive: Archive) -> str:
+    """The label that tells this archive's containers from another's: 12 hex digits of its address's digest."""
+    return digest(archive.url.encode())[:12]
+
+
+def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Archive) -> Model:
+    from worker.models.open import open_model
+    from worker.store.journal import Journal
+
+    def recorded(run: str) -> list[Reply]:
+        events = (record.event for record, _ in Journal(archive, run).read())
+        return [event.reply for event in events if isinstance(event, Replied) and event.phase == "model"]
+
+    return open_model(task, settings, secrets_env=env, recorded=recorded)
+
+
+@contextmanager
+def solo_beside() -> Iterator[None]:
+    """A solo worker process as long as the block runs; started again when it dies, which is what it is for."""
+    done = threading.Event()
+    child: list[subprocess.Popen[bytes]] = []
+
+    def keep() -> None:
+        while not done.is_set():
+            words = ("-m", "worker.main", "--lanes", ",".join(SOLO_LANES), "--parent", str(os.getpid()))
+            child[:] = [subprocess.Popen([sys.executable, *words])]
+            child[0].wait()
+            done.wait(SOLO_RESTART_S)
+
+    keeper = threading.Thread(target=keep, name="solo", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if child:
+            child[0].terminate()
+        keeper.join()
+
+
+def end_with(parent: int) -> None:
+    """Ask the kernel for SIGTERM when the parent's thread that started this process ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        raise Fault(f"prctl: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent:
+        sys.exit(0)  # it ended before we asked
+
+
+@contextmanager
+def nothing_beside() -> Iterator[None]:
+    """A solo worker has no other beside it."""
+    yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())
