@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -20,6 +20,9 @@ from worker.contract.task import Check, Environment, Frozen, Limits, Repo
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
+
+COMMAND_LINE: Final = "command line"
+"""Name of a manifest that was made of options: its lines and columns mean nothing to anybody."""
 
 
 class Target(Frozen):
@@ -102,9 +105,10 @@ class ManifestFault(InvalidFault):
         self.problems = tuple(sorted(problems, key=lambda problem: (problem.line, problem.column)))
 
     def lines(self) -> list[str]:
-        """`file:line:col path message`, one each."""
+        """`file:line:col path message`, one each; without place when it was written on the command line."""
         return [
-            f"{self.name}:{problem.line}:{problem.column} {problem.where or '(document)'} {problem.message}"
+            ("" if self.name == COMMAND_LINE else f"{self.name}:{problem.line}:{problem.column} ")
+            + f"{problem.where or '(document)'} {problem.message}"
             for problem in self.problems
         ]
 

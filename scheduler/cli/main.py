@@ -1,0 +1,49 @@
+"""Owns the command `dawn`: its table of commands and the translation of faults into exit codes. Refuses to load
+anything heavy before a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from scheduler.cli import operate, read, start
+from scheduler.cli.terminal import complain
+from worker.contract.errors import ExitCode, Fault
+
+app = typer.Typer(
+    name="dawn",
+    help="Fix many repositories while their owners sleep: queued coding agents in throwaway containers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+start.register(app)
+read.register(app)
+operate.register(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line (without the program's name); returns the exit code of the table in README.md."""
+    try:
+        app(list(arguments), prog_name="dawn")
+    except Fault as fault:
+        lines = getattr(fault, "lines", None)
+        complain(fault, lines() if lines is not None else ())
+        return int(fault.exit_code)
+    except SystemExit as ended:  # how typer ends every command: usage errors 2, Ctrl-C 130
+        return ended.code if isinstance(ended.code, int) else int(ExitCode.OK)
+    return int(ExitCode.OK)
+
+
+def main() -> None:
+    """Entry point of `dawn`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Owns the commands that run a deployment: up, worker, scheduler, cancel, doctor, images. Refuses to touch an engine:
+whatever needs one is started as a process of the data plane.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scheduler.cli import terminal
+
+if TYPE_CHECKING:
+    from worker.contract.settings import Settings
+
+TEND_S = 0.5
+IMAGES_PROGRAM = ("-m", "worker.sandbox.images")
+
+images = typer.Typer(help="The images that tasks run in: build, save, load, list.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("up")(up)
+    app.command("worker", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(worker)
+    app.command("scheduler")(scheduler)
+    app.command("cancel")(cancel)
+    app.command("doctor")(doctor)
+    app.add_typer(images, name="images")
+
+
+def up(workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 1) -> None:
+    """Run the whole stack in the foreground until Ctrl-C: Redis if none is set, scheduler, workers."""
+    from scheduler.cli import edge
+    from scheduler.launch import interrupts
+    from scheduler.stack import Stack
+    from worker.contract.errors import ConflictFault
+
+    where = edge.settings()
+    with interrupts() as pressed, Stack(where, say=terminal.say, workers=workers) as stack:
+        if not stack.owned:
+            raise ConflictFault("a stack runs here already", hint="use it, or set DAWN_STATE_DIR to another folder")
+        terminal.say(f"ready: archive {where.archive_url}, Redis {stack.settings.redis_url}; Ctrl-C ends it")
+        while not pressed.count:
+            stack.tend()
+            pressed.wake.wait(TEND_S)
+        terminal.say("ending: runs in hand are given back (Ctrl-C again: at once)")
+
+
+def worker(context: typer.Context) -> None:
+    """Run one worker process for the Redis of DAWN_REDIS_URL or of the running stack."""
+    import os
+    import sys
+
+    from scheduler.cli import edge
+
+    os.environ.update(_environment(edge.settings()))
+    os.execv(sys.executable, [sys.executable, "-m", "worker.main", *context.args])
+
+
+def scheduler() -> None:
+    """Run one scheduler process; a second one waits until the first is gone."""
+    from scheduler.cli import edge
+    from scheduler.service import serve
+
+    serve(_connected(edge.settings()))
+
+
+def cancel(
+    name: Annotated[str, typer.Argument(metavar="RUN|BATCH", help="An id, or its first letters.")],
+) -> None:
+    """Stop a run, or every run of a batch. What it has done is kept."""
+    from scheduler import control
+    from scheduler.cli import edge
+    from scheduler.runs import find, runs_in
+    from worker.contract.errors import ConflictFault
+
+    where = edge.settings()
+    archive = edge.archive(where)
+    found = find(archive, name)
+    hints = edge.hints(where)
+    told = control.cancel(archive, hints, runs_in(archive, found), by=edge.actor(), at=edge.stamp())
+    if not told:
+        raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")
+    if hints is None:
+        terminal.say("note: no stack is running; the runs end when one starts")
+    for run in told:
+        terminal.emit(run)
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False) -> None:
+    """Check everything a run needs: engine, images, Redis, archive, clock, keys; each with a hint."""
+    from scheduler.cli import checkup, edge
+
+    found = checkup.examine(edge.settings())
+    if json:
+        terminal.emit_json("dawn.doctor/1", checks=[finding.as_json() for finding in found])
+    else:
+        table = [(("ok" if f.ok else "FAIL"), f.name, f.detail, "" if f.ok else f.hint) for f in found]
+        terminal.emit_table(("", "what", "found", "hint"), table)
+    raise typer.Exit(checkup.exit_code(found))
+
+
+@images.command("build")
+def build(names: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None) -> None:
+    """Build the images that the engine lacks."""
+    _images("build", *(names or []))
+
+
+@images.command("save")
+def save(path: Annotated[str, typer.Argument(help="The tar file to write.")]) -> None:
+    """Write all images into one file, for hosts without network."""
+    _images("save", path)
+
+
+@images.command("load")
+def load(path: Annotated[str, typer.Argument(help="What `save` wrote.")]) -> None:
+    """Bring the engine what `save` wrote."""
+    _images("load", path)
+
+
+@images.command("list")
+def list_images(json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False) -> None:
+    """Name, reference, whether the engine holds it, what is inside."""
+    import subprocess
+    import sys
+
+    if not json:
+        _images("list")
+    done = subprocess.run([sys.executable, *IMAGES_PROGRAM, "list"], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    fields = ("name", "reference", "state", "summary")
+    rows = [dict(zip(fields, line.split("\t"), strict=False)) for line in done.stdout.splitlines()]
+    terminal.emit_json("dawn.images/1", images=rows)
+
+
+def _images(*arguments: str) -> None:
+    import os
+    import sys
+
+    os.execv(sys.executable, [sys.executable, *IMAGES_PROGRAM, *arguments])
+
+
+def _connected(where: Settings) -> Settings:
+    from scheduler.stack import connected
+    from worker.contract.errors import UsageFault
+
+    found = connected(where)
+    if found.redis_url is None:
+        raise UsageFault("there is no Redis to listen to", hint="set DAWN_REDIS_URL, or start `dawn up`")
+    return found
+
+
+def _environment(where: Settings) -> dict[str, str]:
+    found = _connected(where)
+    return {"DAWN_REDIS_URL": str(found.redis_url), "DAWN_ARCHIVE": found.archive_url}

@@ -1,0 +1,138 @@
+"""Owns the commands that read an archive: status, show, logs, diff. Refuses to change anything."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scheduler.cli import terminal
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its first letters.")]
+
+BATCHES_SHOWN = 10
+LOG_POLL_S = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("status")(status)
+    app.command("show")(show)
+    app.command("logs")(logs)
+    app.command("diff")(diff)
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="[BATCH|RUN]", help="An id, or its first letters.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every batch, not only the newest and the open.")] = False,
+    json: AsJson = False,
+) -> None:
+    """List batches, or the runs of one."""
+    from scheduler import report, runs
+    from scheduler.cli import edge
+
+    archive = edge.archive(edge.settings())
+    if name is not None:
+        found = runs.find(archive, name)
+        views = runs.views(archive, runs.runs_in(archive, found))
+        if json:
+            terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in views])
+        else:
+            terminal.emit_table(report.HEADINGS, [report.cells(view) for view in views])
+        return
+    known = runs.batches(archive)
+    if not everything:
+        still_open = runs.open_batches(archive)
+        known = [entry for entry in known[:-BATCHES_SHOWN] if entry[0] in still_open] + known[-BATCHES_SHOWN:]
+    listed = [
+        (batch, at, runs.views(archive, runs.runs_in(archive, runs.Found("batch", batch)) if at else []))
+        for batch, at in known
+    ]
+    if json:
+        rows = [{"batch": batch, "submitted_at": at, "runs": [report.row(v) for v in vs]} for batch, at, vs in listed]
+        terminal.emit_json("dawn.batches/1", archive=archive.url, batches=rows)
+        return
+    if not listed:
+        terminal.say(f"the archive {archive.url} holds no batch yet; begin with `dawn demo`")
+    table = [(batch, at[:19].replace("T", " "), str(len(vs)), report.counts(vs)) for batch, at, vs in listed]
+    terminal.emit_table(("batch", "submitted (UTC)", "runs", "state"), table)
+
+
+def show(run: RunArgument, json: AsJson = False) -> None:
+    """Tell all about one run: outcome, checks, files, cost, the agent's last words."""
+    from datetime import UTC, datetime
+
+    from scheduler import report, runs
+    from scheduler.cli import edge
+
+    archive = edge.archive(edge.settings())
+    view = runs.view(archive, runs.find(archive, run, kinds=("run",)).id)
+    if json:
+        terminal.emit_json(
+            "dawn.run/1",
+            archive=archive.url,
+            run=report.row(view),
+            task=view.task.model_dump(mode="json"),
+            fold=view.run.model_dump(mode="json"),
+        )
+        return
+    terminal.emit_summary(report.summary(view, datetime.now(UTC)))
+
+
+def logs(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run is sealed.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+) -> None:
+    """Print every event as it was appended, with the context's size in tokens beside it."""
+    import json as encoder
+    import time
+
+    from scheduler.cli import edge, transcript
+    from scheduler.follow import Follower
+    from scheduler.runs import find
+
+    archive = edge.archive(edge.settings())
+    name = find(archive, run, kinds=("run",)).id
+    follower = Follower(archive, [name])
+    while True:
+        for record in follower.poll():
+            tokens = follower.runs[name].context_tokens
+            if json:
+                document = {
+                    "schema": "dawn.event/1",
+                    "context_tokens": tokens,
+                    "record": record.model_dump(mode="json"),
+                }
+                print(encoder.dumps(document), flush=True)
+                continue
+            first, *rest = transcript.full(record).split("\n")
+            terminal.emit(
+                f"{record.seq:>5}  {record.at[11:23]}  {tokens:>9,} tokens  {record.event.type:<10} {first}"
+            )
+            if rest:
+                terminal.emit("\n".join(f"{'':<8}{line}" for line in rest))
+        if not follow or not follower.open:
+            return
+        time.sleep(LOG_POLL_S)
+
+
+def diff(run: RunArgument) -> None:
+    """Print the patch of a run: exact bytes into a pipe or file, harmless text on a terminal."""
+    from scheduler import runs
+    from scheduler.cli import edge
+    from worker.contract.errors import ConflictFault
+    from worker.store.journal import Journal
+
+    archive = edge.archive(edge.settings())
+    name = runs.find(archive, run, kinds=("run",)).id
+    journal = Journal(archive, name)
+    sealed = journal.load().sealed
+    if sealed is None:
+        raise ConflictFault(f"run {name} has not ended", hint=f"wait for it: dawn logs {name} -f")
+    patch = sealed.artifacts.get("patch.diff")
+    if patch is None:
+        terminal.say(f"run {name} ended as {sealed.outcome} and has no patch")
+        return
+    terminal.emit_raw(journal.get_blob(patch))

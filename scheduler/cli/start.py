@@ -1,0 +1,201 @@
+"""Owns the commands that begin work: run, submit, demo. Refuses to do it: launch.py writes and watches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scheduler.cli import terminal
+
+if TYPE_CHECKING:
+    from scheduler.enqueue import Batch
+    from worker.contract.events import Record
+    from worker.contract.run import Run
+    from worker.contract.settings import Settings
+    from worker.store.archive import Archive
+
+AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Submit and leave; a running stack does the work.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("run")(run)
+    app.command("submit")(submit)
+    app.command("demo")(demo)
+
+
+def run(
+    repo: Annotated[str, typer.Option(help="URL, folder, git repository, or archive file (tar, zip).")],
+    prompt: Annotated[str, typer.Argument(help="What the model is asked to do.")] = "",
+    ref: Annotated[str | None, typer.Option(help="Branch, tag or commit; default: the repository's HEAD.")] = None,
+    path: Annotated[str, typer.Option(help="Folder inside the repository to work in.")] = "",
+    image: Annotated[str, typer.Option(help="Name of an image of ours, or any image the engine has.")] = "python",
+    setup: Annotated[str | None, typer.Option(help="Script run as root with network, once.")] = None,
+    check: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]COMMAND", help="Must exit 0 when done; may be repeated.")
+    ] = None,
+    command: Annotated[
+        list[str] | None, typer.Option(metavar="COMMAND", help="Runs before any model; may be repeated.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="none, scripted:FILE, replay:RUN, anthropic/NAME, openai/NAME.")
+    ] = "none",
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="As in a manifest's limits; may be repeated.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Same key and same task: same run. Default: random.")] = None,
+    secret: Annotated[str | None, typer.Option(metavar="NAME", help="DAWN_SECRET_NAME opens the repository.")] = None,
+    detach: Detach = False,
+    json: AsJson = False,
+) -> None:
+    """Run one task on one repository, to its end."""
+    import json as encoder
+    import secrets
+    from pathlib import Path
+
+    from scheduler.cli import edge
+    from scheduler.launch import batch_of
+    from scheduler.manifest import COMMAND_LINE, parse
+
+    where = edge.settings()
+    target: dict[str, Any] = {"repo": repo, "path": path, **({} if ref is None else {"ref": ref})}
+    data: dict[str, Any] = {
+        "version": 1,
+        "name": "run",
+        "targets": [target],
+        "task": {"prompt": prompt, "commands": command or [], "model": model},
+        "environment": {"image": image, **({} if setup is None else {"setup": setup})},
+        "checks": check or [],
+        "limits": dict(_limit(text) for text in limit or []),
+    }
+    loaded = parse(encoder.dumps(data, indent=2) + "\n", COMMAND_LINE, Path.cwd(), where.limits)
+    archive = edge.archive(where)
+    batch = batch_of(
+        loaded,
+        archive,
+        say=terminal.say,
+        key=key if key is not None else secrets.token_hex(8),
+        lane="interactive",
+        secret=_secret(secret),
+    )
+    _go([batch], archive, where, detach=detach, as_json=json)
+
+
+def submit(
+    file: Annotated[str, typer.Argument(help="A manifest in YAML.")], detach: Detach = False, json: AsJson = False
+) -> None:
+    """Run a manifest's task on all its targets, to their end. The same again completes what is missing."""
+    from pathlib import Path
+
+    from scheduler.cli import edge
+    from scheduler.launch import batch_of
+    from scheduler.manifest import load
+
+    where = edge.settings()
+    loaded = load(Path(file), where.limits)
+    archive = edge.archive(where)
+    _go([batch_of(loaded, archive, say=terminal.say)], archive, where, detach=detach, as_json=json)
+
+
+def demo() -> None:
+    """Show everything once: five small repairs with scripted models, real queue, real containers, no key."""
+    import secrets
+
+    from scheduler.cli import edge
+    from scheduler.demo import scenarios
+    from scheduler.launch import batch_of
+
+    where = edge.settings()
+    archive = edge.archive(where)
+    key = secrets.token_hex(8)
+    batches = [
+        batch_of(scenarios.load(name, where.limits), archive, say=terminal.say, key=key)
+        for name in scenarios.FORETOLD
+    ]
+    runs, interrupted = _watch(batches, archive, where)
+    views = _tell(list(runs), archive, as_json=False)
+    for view in views:
+        terminal.emit(f"\n{view.task.run} ({view.task.batch})")
+        terminal.emit(scenarios.diff(archive, view) or "no patch")
+    terminal.emit(
+        f"\nThe archive lies in {archive.url}; read on with: dawn show {views[0].task.run}" if views else ""
+    )
+    wrong = scenarios.surprises(views)
+    for line in wrong:
+        terminal.say(f"not as foretold: {line}")
+    raise typer.Exit(130 if interrupted else 1 if wrong or len(views) < len(batches) else 0)
+
+
+def _go(batches: list[Batch], archive: Archive, where: Settings, *, detach: bool, as_json: bool) -> None:
+    from scheduler import launch
+    from scheduler.cli import edge
+    from worker.contract.errors import ExitCode
+    from worker.contract.run import exit_code
+
+    if detach:
+        launch.detach(batches, archive, where, by=edge.actor(), at=edge.stamp(), say=terminal.say)
+        names = [{"id": batch.id, "runs": [task.run for task in batch.tasks]} for batch in batches]
+        if as_json:
+            terminal.emit_json("dawn.submitted/1", batches=names)
+        else:
+            for batch in batches:
+                terminal.emit(batch.id)
+        raise typer.Exit(0)
+    runs, interrupted = _watch(batches, archive, where)
+    _tell(list(runs), archive, as_json=as_json)
+    raise typer.Exit(int(ExitCode.INTERRUPTED if interrupted else exit_code(runs.values())))
+
+
+def _watch(batches: list[Batch], archive: Archive, where: Settings) -> tuple[dict[str, Run], bool]:
+    from scheduler import launch
+    from scheduler.cli import edge, transcript
+
+    def heard(record: Record, run: Run) -> None:
+        text = transcript.short(record)
+        if text:
+            terminal.say(f"{record.run}  {text}")
+
+    return launch.attend(batches, archive, where, by=edge.actor(), stamp=edge.stamp, say=terminal.say, heard=heard)
+
+
+def _tell(runs: list[str], archive: Archive, *, as_json: bool) -> list[Any]:
+    from scheduler import report
+    from scheduler.runs import views
+
+    found = views(archive, runs)
+    if as_json:
+        terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in found])
+    else:
+        terminal.emit_table(report.HEADINGS, [report.cells(view) for view in found])
+        for view in found:
+            terminal.say(f"see it: dawn show {view.task.run}")
+    return found
+
+
+def _limit(text: str) -> tuple[str, Any]:
+    import json
+
+    from worker.contract.errors import UsageFault
+
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise UsageFault(f"--limit {text!r} is not name=value", hint="like --limit steps=20")
+    try:
+        return name, json.loads(value.lower() if value.lower() in ("none", "null") else value)
+    except ValueError:
+        return name, None if value.lower() == "none" else value
+
+
+def _secret(name: str | None) -> str | None:
+    import re
+
+    from worker.contract.errors import UsageFault
+
+    if name is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]{0,63}", name):
+        raise UsageFault(
+            "--secret takes the NAME of a secret, in capitals, never its value",
+            hint="set DAWN_SECRET_NAME in the worker's environment and pass --secret NAME",
+        )
+    return name

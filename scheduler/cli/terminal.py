@@ -1,0 +1,91 @@
+"""Owns what reaches the user's terminal: data on stdout, progress and bad news on stderr. Refuses to let a control
+byte of any data through: repositories and models write names, output and errors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from worker.contract.errors import Fault
+
+_INVISIBLE = ("Cc", "Cs", "Co", "Cn")
+_DIRECTING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
+"""Marks that turn the direction of text or break lines: a name must not be able to look like another one."""
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """The text with every control and direction character written out (`\\x1b`); lines keeps newlines and tabs."""
+    kept = "\n\t" if lines else ""
+    return "".join(letter if letter in kept or _harmless(letter) else _written(letter) for letter in text)
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def complain(fault: Fault, details: Sequence[str] = ()) -> None:
+    """What went wrong and what to do about it."""
+    for line in details:
+        print(plain(line), file=sys.stderr)
+    print(f"error: {plain(fault.message)}", file=sys.stderr)
+    if fault.hint:
+        print(f"hint: {plain(fault.hint)}", file=sys.stderr, flush=True)
+
+
+def emit(text: str) -> None:
+    """Data, possibly of several lines."""
+    sys.stdout.write(plain(text, lines=True) + "\n")
+    sys.stdout.flush()
+
+
+def emit_json(schema: str, **members: Any) -> None:
+    """One JSON document that names its schema and version."""
+    sys.stdout.write(json.dumps({"schema": schema, **members}, indent=2) + "\n")
+
+
+def emit_raw(data: bytes) -> None:
+    """Bytes as they are into a pipe or file, harmless text on a terminal."""
+    if sys.stdout.isatty():
+        emit(data.decode("utf-8", "replace").rstrip("\n"))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def emit_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table as wide as the terminal (200 columns into a pipe)."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    console.print(table)
+
+
+def emit_summary(pairs: Iterable[tuple[str, str]]) -> None:
+    """Headings with their text beside them, further lines of it indented."""
+    for heading, text in pairs:
+        first, *rest = plain(text, lines=True).split("\n")
+        sys.stdout.write(f"{heading:<11} {first}\n")
+        sys.stdout.writelines(f"{'':<11} {line}\n" for line in rest)
+
+
+def _harmless(letter: str) -> bool:
+    return letter not in _DIRECTING and unicodedata.category(letter) not in _INVISIBLE
+
+
+def _written(letter: str) -> str:
+    code = ord(letter)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

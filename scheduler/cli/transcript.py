@@ -1,0 +1,93 @@
+"""Owns how a record reads to a person, in one progress line or in full. Refuses to hide anything in full."""
+
+from __future__ import annotations
+
+from worker.contract.events import (
+    Claimed,
+    Compacted,
+    FedBack,
+    Finished,
+    Observed,
+    Parked,
+    Prepared,
+    Record,
+    Replied,
+    Sealed,
+    Steered,
+    Submitted,
+    Unrecorded,
+    Verdict,
+    Yielded,
+)
+
+LINE_CHARS = 110
+
+
+def short(record: Record) -> str:
+    """What happened, in a few words; "" for what is not worth a progress line."""
+    match record.event:
+        case Claimed() as event:
+            return f"claimed by {event.worker}" + (f" (before: {event.previous})" if event.previous else "")
+        case Prepared() as event:
+            return f"prepared from commit {event.commit[:12]}" + (" (reused)" if event.reused else "")
+        case Replied() as event:
+            calls = ", ".join(f"{call.name} {call.arguments}" for call in event.reply.calls)
+            return _cut(f"step {event.step}: {calls or event.reply.text}")
+        case Observed() as event:
+            seen = event.observation
+            failed = seen.status != "ok" or seen.exit_code not in (0, None)
+            return _cut(f"  {seen.tool}: {seen.status}, exit code {seen.exit_code}") if failed else ""
+        case FedBack():
+            return "red checks are shown to the model"
+        case Parked() as event:
+            return f"waits for {event.waiting} {event.until or ''}".rstrip()
+        case Yielded() as event:
+            return f"given back: {event.why} {event.failure or ''}".rstrip()
+        case Finished() as event:
+            return f"stopped: {event.failure}" if event.failure else "the agent is done; checking"
+        case Sealed() as event:
+            return f"{event.outcome}, {event.failure or event.verdict or 'no verdict'}"
+        case _:
+            return ""
+
+
+def full(record: Record) -> str:
+    """Everything a person may want to read of a record, in several lines."""
+    match record.event:
+        case Submitted() as event:
+            return f"submitted by {event.by}"
+        case Replied() as event:
+            reply = event.reply
+            said = [f"step {event.step} ({event.phase}, {reply.stop}, {reply.usage.output_tokens} tokens out)"]
+            said += [f"(thinks) {reply.reasoning}"] if reply.reasoning else []
+            said += [reply.text] if reply.text else []
+            said += [f"> {call.name} {call.arguments}" for call in reply.calls]
+            return "\n".join(said)
+        case Observed() as event:
+            seen = event.observation
+            code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
+            return f"{seen.tool} {seen.status}{code}, {seen.duration_ms} ms\n{seen.output}".rstrip()
+        case Steered() as event:
+            return f"{event.kind} by {event.by}: {event.text}"
+        case FedBack() as event:
+            return f"told by the checks\n{event.text}"
+        case Compacted() as event:
+            return f"context up to step {event.through} replaced by\n{event.summary}"
+        case Finished() as event:
+            ended = f"stopped: {event.failure}: {event.failure.detail}" if event.failure else "done"
+            return f"{ended}\n{event.text}".rstrip()
+        case Verdict() as event:
+            checks = [f"{check.name}: {check.status}\n{check.tail}".rstrip() for check in event.checks]
+            return "\n".join([f"verdict {event.verdict or '-'}, {len(event.patch.files)} files changed", *checks])
+        case Unrecorded() as event:
+            return f"unrecorded reply, at most {event.tokens} tokens: {event.detail}"
+        case Sealed() as event:
+            why = f": {event.failure.detail}" if event.failure else f" {event.detail}".rstrip()
+            return f"{event.outcome}, {event.failure or event.verdict or 'no verdict'}{why}"
+        case event:
+            return short(record) or event.type
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split()) if not text.startswith("  ") else text
+    return line if len(line) <= LINE_CHARS else line[: LINE_CHARS - 3] + "..."

@@ -1,0 +1,1 @@
+"""Owns the demonstration: small repositories, scripts, and what must come of them. It refuses to need a key."""

@@ -1,0 +1,54 @@
+"""Owns watching runs from outside: every record as it is appended, until all are sealed. Refuses to ask Redis: the
+journals alone tell, so it works on an archive of another machine too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from worker.contract.events import Record
+from worker.contract.run import Run
+from worker.store.archive import Archive
+from worker.store.journal import Journal
+
+READERS = 8
+MAX_PAUSE_S = 5.0
+PAUSE_PER_RUN_S = 0.02
+"""A poll lists the journal of each run that is not sealed; this bounds the lists to about fifty a second."""
+
+
+class Follower:
+    """runs: the folds as of the last poll, by id, in the order given."""
+
+    def __init__(self, archive: Archive, runs: Sequence[str]) -> None:
+        self.runs = {run: Run(id=run) for run in runs}
+        self._journals = {run: Journal(archive, run) for run in runs}
+
+    @property
+    def open(self) -> list[str]:
+        """Runs that are not sealed."""
+        return [name for name, run in self.runs.items() if run.sealed is None]
+
+    def pause_s(self, shortest_s: float) -> float:
+        """How long to wait before the next poll."""
+        return min(MAX_PAUSE_S, max(shortest_s, PAUSE_PER_RUN_S * len(self.open)))
+
+    def poll(self) -> Iterator[Record]:
+        """New records of all runs, each run's in order; the fold stands after the record that was given last.
+
+        Raises as Journal.read does.
+        """
+        names = self.open
+        if not names:
+            return
+        with ThreadPoolExecutor(min(READERS, len(names))) as pool:
+            news = pool.map(self._news, names)
+            for name, lines in zip(names, news, strict=True):
+                for record, line_hash in lines:
+                    self.runs[name] = self.runs[name].after(record, line_hash)
+                    yield record
+
+    def _news(self, name: str) -> list[tuple[Record, str]]:
+        run = self.runs[name]
+        return list(self._journals[name].read(run.last_seq, prev=run.last_hash or None))

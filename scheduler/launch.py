@@ -1,0 +1,136 @@
+"""Owns one submit from a command: start or join a stack, write the batches, watch them to their end. Refuses to
+print: progress goes through `say`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final, Literal
+
+from scheduler import control, targets
+from scheduler.enqueue import Batch, freeze, submit
+from scheduler.follow import Follower
+from scheduler.manifest import Loaded, ManifestFault
+from scheduler.stack import Stack, connected
+from worker.contract.errors import ExitCode, InvalidFault
+from worker.contract.events import Record
+from worker.contract.run import Run
+from worker.contract.settings import Settings
+from worker.contract.task import Repo
+from worker.store.archive import Archive
+from worker.store.hints import Hints
+
+POLL_S: Final = 0.3
+
+Say = Callable[[str], None]
+Lane = Literal["interactive", "batch"]
+
+
+@dataclass
+class Interrupts:
+    """How often Ctrl-C was pressed. The second one ends the process at once, and the stack with it."""
+
+    count: int = 0
+    wake: Event = field(default_factory=Event)
+
+    def press(self, *_: object) -> None:
+        self.count += 1
+        self.wake.set()
+        if self.count > 1:
+            os._exit(int(ExitCode.INTERRUPTED))
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """SIGINT and SIGTERM are counted inside the block."""
+    pressed = Interrupts()
+    before = {number: signal.signal(number, pressed.press) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield pressed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def batch_of(
+    loaded: Loaded, archive: Archive, *, say: Say, key: str = "", lane: Lane = "batch", secret: str | None = None
+) -> Batch:
+    """Locate, pack and store what the targets name, and freeze the batch. Raises ManifestFault with every target
+    that cannot be used, StoreFault."""
+    repos: list[Repo] = []
+    problems = []
+    limit_bytes = loaded.manifest.limits.workspace_bytes
+    for number, target in enumerate(loaded.manifest.targets):
+        try:
+            origin = targets.locate(target.repo, loaded.folder)
+            for note in origin.notes:
+                say(f"note: {note}")
+            digest = targets.store(origin, archive, limit_bytes=limit_bytes)
+            repos.append(targets.repo(origin, digest, ref=target.ref, path=target.path, secret=secret))
+        except InvalidFault as fault:
+            problems.append(loaded.document.problem(("targets", number, "repo"), str(fault)))
+    if problems:
+        raise ManifestFault(loaded.name, problems)
+    return freeze(loaded.manifest, loaded.text, repos, script=loaded.script, key=key, lane=lane)
+
+
+def detach(batches: Sequence[Batch], archive: Archive, where: Settings, *, by: str, at: str, say: Say) -> None:
+    """Write the batches and go; a running stack takes them up, or the next one that starts."""
+    archive.probe()
+    _write(batches, archive, by=by, at=at, say=say)
+    found = connected(where)
+    if found.redis_url is None:
+        say("note: no stack is running; the runs start with `dawn up`")
+        return
+    control.announce(Hints(found.redis_url))
+
+
+def attend(
+    batches: Sequence[Batch],
+    archive: Archive,
+    where: Settings,
+    *,
+    by: str,
+    stamp: Callable[[], str],
+    say: Say,
+    heard: Callable[[Record, Run], None],
+) -> tuple[dict[str, Run], bool]:
+    """Run the batches to their end in a running stack, or in one of our own; returns the folds by run id, and
+    whether Ctrl-C was pressed (then every run was cancelled; what it had done is kept).
+
+    heard: called with each new record and the run after it. Raises Fault when the stack cannot come up.
+    """
+    archive.probe()
+    with interrupts() as pressed, Stack(where, say=say) as stack:
+        hints = Hints(str(stack.settings.redis_url))
+        if not pressed.count:
+            _write(batches, archive, by=by, at=stamp(), say=say)
+            control.announce(hints)
+        follower = Follower(archive, [task.run for batch in batches for task in batch.tasks if not pressed.count])
+        cancelled = False
+        while True:
+            for record in follower.poll():
+                heard(record, follower.runs[record.run])
+            if not follower.open:
+                break
+            if pressed.count and not cancelled:
+                say("cancelling; press Ctrl-C again to leave at once")
+                control.cancel(archive, hints, follower.open, by=by, at=stamp())
+                cancelled = True
+                pressed.wake.clear()
+            stack.tend()
+            pressed.wake.wait(follower.pause_s(POLL_S))
+        hints.close()
+        return follower.runs, bool(pressed.count)
+
+
+def _write(batches: Sequence[Batch], archive: Archive, *, by: str, at: str, say: Say) -> None:
+    for batch in batches:
+        new = submit(batch, archive, by=by, at=at)
+        reused = f", {len(batch.tasks) - new} were there already" if new < len(batch.tasks) else ""
+        say(f"batch {batch.id}: {new} new run{'s' if new != 1 else ''}{reused}")

@@ -1,0 +1,169 @@
+"""Owns how runs are told: rows for machines, a table and a summary for people. Refuses to print (cli/terminal.py).
+
+Every text here may hold what a repository or a model wrote; whoever prints it makes it harmless first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from scheduler.runs import View
+from worker.contract.events import CheckResult, Verdict
+from worker.contract.run import Run
+
+HEADINGS: Final = ("run", "target", "outcome", "verdict", "steps", "time", "cost", "detail")
+FILES_SHOWN: Final = 20
+
+
+def row(view: View) -> dict[str, Any]:
+    """One run as JSON: units stand last in the names; cost_usd is null when nothing is known of it."""
+    task, run = view.task, view.run
+    sealed = run.sealed
+    return {
+        "run": task.run,
+        "batch": task.batch,
+        "target": task.target,
+        "status": run.status,
+        "outcome": sealed.outcome if sealed else None,
+        "verdict": sealed.verdict if sealed else None,
+        "failure": str(sealed.failure) if sealed and sealed.failure else None,
+        "detail": _detail(run),
+        "waiting": run.waiting.waiting if run.waiting else None,
+        "not_before": run.not_before,
+        "steps": run.steps,
+        "tokens": run.tokens,
+        "cost_usd": run.cost_microusd / 1e6 if run.cost_known or run.cost_microusd else None,
+        "cost_known": run.cost_known,
+        "working_s": round(run.working_s, 3),
+        "claims": run.claims,
+        "worker": run.worker,
+        "submitted_at": run.submitted_at,
+        "updated_at": run.updated_at,
+    }
+
+
+def cells(view: View) -> tuple[str, ...]:
+    """One run as a line of the table (HEADINGS)."""
+    task, run = view.task, view.run
+    outcome, verdict = (run.sealed.outcome, run.sealed.verdict or "-") if run.sealed else (run.status, "-")
+    return task.run, task.target, outcome, verdict, str(run.steps), duration(run.working_s), cost(run), _detail(run)
+
+
+def counts(views: Iterable[View]) -> str:
+    """`3 changed, 1 failed, 2 running`."""
+    states = Counter(view.run.sealed.outcome if view.run.sealed else view.run.status for view in views)
+    return ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+
+
+def cost(run: Run) -> str:
+    """`$0.12`, `at least $0.12` when a reply had no price, `unknown` when none had."""
+    amount = (
+        f"${run.cost_microusd / 1e6:.4f}" if 0 < run.cost_microusd < 10_000 else f"${run.cost_microusd / 1e6:.2f}"
+    )
+    if run.cost_known:
+        return amount
+    return f"at least {amount}" if run.cost_microusd else "unknown"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 5 s`, `2 h 3 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def summary(view: View, now: datetime) -> list[tuple[str, str]]:
+    """What there is to know of one run: (heading, text) pairs, text may have several lines."""
+    task, run = view.task, view.run
+    lines = [("run", task.run), ("batch", task.batch), ("target", _target(view))]
+    lines.append(("outcome", run.sealed.outcome if run.sealed else _state(run, now)))
+    if run.sealed:
+        lines.append(("verdict", run.sealed.verdict or "-"))
+        if run.sealed.failure:
+            lines.append(("failure", f"{run.sealed.failure}: {run.sealed.failure.detail}"))
+        if run.sealed.detail:
+            lines.append(("detail", run.sealed.detail))
+    if task.prompt:
+        lines.append(("asked", task.prompt.strip()))
+    if task.commands:
+        lines.append(("commands", "\n".join(task.commands)))
+    lines.append(("model", task.model))
+    if run.verdict:
+        lines.append(("checks", _checks(run.verdict)))
+        lines += _files(run.verdict)
+    tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
+    lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {cost(run)}"))
+    if run.plan:
+        lines.append(("plan", "\n".join(f"[{_MARKS[item.status]}] {item.text}" for item in run.plan)))
+    if run.finished and run.finished.text:
+        lines.append(("last words", run.finished.text.strip()))
+    if run.sealed and run.sealed.artifacts:
+        named = sorted(run.sealed.artifacts.items())
+        lines.append(("artifacts", "\n".join(f"{name}  runs/{task.run}/blobs/{digest}" for name, digest in named)))
+    lines.append(("go on", "\n".join(_next(view))))
+    return [(heading, text) for heading, text in lines if text]
+
+
+_MARKS: Final = {"todo": " ", "doing": ">", "done": "x"}
+
+
+def _target(view: View) -> str:
+    repo = view.task.repo
+    parts = [view.task.target, repo.url or f"packed {repo.source_kind}", f"ref {repo.ref}" if repo.ref else ""]
+    if view.run.prepared:
+        parts.append(f"commit {view.run.prepared.commit[:12]}")
+    return ", ".join(part for part in parts if part)
+
+
+def _state(run: Run, now: datetime) -> str:
+    age = duration(max(0.0, (now - datetime.fromisoformat(run.updated_at)).total_seconds())) if run.updated_at else ""
+    waiting = f" for {run.waiting.waiting}" if run.waiting else ""
+    return f"{run.status}{waiting}, step {run.steps}, last event {age} ago"
+
+
+def _detail(run: Run) -> str:
+    sealed = run.sealed
+    if sealed is None:
+        if run.waiting:
+            return f"waits for {run.waiting.waiting} {run.waiting.detail}".strip()
+        return f"not before {run.not_before}" if run.not_before else ""
+    if sealed.failure:
+        return f"{sealed.failure} {sealed.failure.detail}".strip()
+    return sealed.detail
+
+
+def _checks(verdict: Verdict) -> str:
+    before = {check.name: check for check in verdict.baseline}
+    return "\n".join(_check(check, before.get(check.name)) for check in verdict.checks)
+
+
+def _check(check: CheckResult, before: CheckResult | None) -> str:
+    code = "" if check.exit_code in (0, None) else f" (exit code {check.exit_code})"
+    return f"{check.name}: {before.status if before else 'no baseline'} before, {check.status} now{code}"
+
+
+def _files(verdict: Verdict) -> Sequence[tuple[str, str]]:
+    changed = []
+    for path, lines in list(verdict.patch.files.items())[:FILES_SHOWN]:
+        changed.append(f"{path}  binary" if lines is None else f"{path}  +{lines[0]} -{lines[1]}")
+    if len(verdict.patch.files) > FILES_SHOWN:
+        changed.append(f"and {len(verdict.patch.files) - FILES_SHOWN} more")
+    left_out = [f"{path}  {why}" for path, why in list(verdict.patch.left_out.items())[:FILES_SHOWN]]
+    return [
+        ("files", "\n".join(changed)),
+        ("left out", "\n".join(left_out)),
+        ("notes", "\n".join(verdict.patch.notes)),
+    ]
+
+
+def _next(view: View) -> list[str]:
+    run = view.task.run
+    if view.run.sealed is None:
+        return [f"dawn logs {run} -f", f"dawn cancel {run}"]
+    if "patch.diff" in view.run.sealed.artifacts:
+        return [f"dawn diff {run} | git apply --index", f"dawn logs {run}"]
+    return [f"dawn logs {run}"]

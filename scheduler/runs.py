@@ -1,0 +1,111 @@
+"""Owns finding batches and runs in an archive and folding them. Refuses to change anything: the archive alone is
+enough to answer, no Redis is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from scheduler.enqueue import runs_of
+from worker.contract.errors import ConflictFault, NotFoundFault
+from worker.contract.run import Run
+from worker.contract.task import Task
+from worker.store import keys
+from worker.store.archive import Archive
+from worker.store.journal import Journal
+
+READERS: Final = 8
+CANDIDATES_SHOWN: Final = 8
+
+
+@dataclass(frozen=True)
+class View:
+    """A run and what was asked of it."""
+
+    task: Task
+    run: Run
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a user's word named."""
+
+    kind: Literal["batch", "run"]
+    id: str
+
+
+def find(archive: Archive, word: str, *, kinds: Sequence[Literal["batch", "run"]] = ("run", "batch")) -> Found:
+    """The batch or run whose id is word or starts with it, and no other's does.
+
+    Raises NotFoundFault when there is none, ConflictFault with the candidates when there are several.
+    """
+    folders = {"run": "runs/", "batch": "batches/"}
+    known = [Found(kind, name) for kind in kinds for name in archive.folders(folders[kind])]
+    exact = [found for found in known if found.id == word]
+    matching = exact or [found for found in known if word and found.id.startswith(word)]
+    if len(matching) == 1:
+        return matching[0]
+    what = " or ".join(kinds)
+    if not matching:
+        raise NotFoundFault(f"there is no {what} {word!r} in {archive.url}", hint="list them: dawn status --all")
+    shown = ", ".join(found.id for found in matching[:CANDIDATES_SHOWN])
+    more = f" and {len(matching) - CANDIDATES_SHOWN} more" if len(matching) > CANDIDATES_SHOWN else ""
+    raise ConflictFault(f"{word!r} could be {shown}{more}", hint="give more letters of the id")
+
+
+def runs_in(archive: Archive, found: Found) -> list[str]:
+    """The runs of a batch in the manifest's order, or the one run."""
+    return [found.id] if found.kind == "run" else runs_of(archive.get(keys.batch_targets(found.id)))
+
+
+def view(archive: Archive, run: str) -> View:
+    """One run. Raises NotFoundFault, IntegrityFault, StoreFault as the journal does."""
+    journal = Journal(archive, run)
+    return View(journal.task(), journal.load())
+
+
+def views(archive: Archive, runs: Iterable[str]) -> list[View]:
+    """Many runs, folded at the same time, in the order given."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(lambda run: view(archive, run), runs))
+
+
+def batches(archive: Archive) -> list[tuple[str, str]]:
+    """(batch, UTC time of its submit), oldest first; the time is "" while its first run is being written."""
+    with ThreadPoolExecutor(READERS) as pool:
+        names = list(archive.folders("batches/"))
+        return sorted(
+            zip(names, pool.map(lambda name: _submitted_at(archive, name), names), strict=True), key=_by_time
+        )
+
+
+def open_batches(archive: Archive) -> set[str]:
+    """Batches with a run that is not sealed."""
+    runs = [key.removeprefix("open/") for key in archive.list("open/")]
+    with ThreadPoolExecutor(READERS) as pool:
+        return set(pool.map(lambda run: Journal(archive, run).task().batch, runs))
+
+
+def _submitted_at(archive: Archive, batch: str) -> str:
+    for run in _runs_of(archive, batch):
+        try:
+            first = archive.get(keys.segment(run, 0)).split(b"\n", 1)[0]
+            return str(json.loads(first)["at"])
+        except (NotFoundFault, ValueError, KeyError):
+            continue
+    return ""
+
+
+def _runs_of(archive: Archive, batch: str) -> Iterator[str]:
+    try:
+        yield from runs_of(archive.get(keys.batch_targets(batch)))
+    except NotFoundFault:
+        return  # a submit that was cut off after the manifest
+
+
+def _by_time(entry: tuple[str, str]) -> tuple[str, str]:
+    return entry[1], entry[0]
