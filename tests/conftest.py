@@ -17,7 +17,7 @@ import pytest
 
 from worker.contract.settings import Settings
 
-pytest_plugins = ["model_server"]
+pytest_plugins = ["model_server", "sandboxes"]
 
 START_TIMEOUT_S = 60
 
@@ -56,6 +56,12 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = START_TIMEOUT_S) -
             return found
         time.sleep(0.02)
     raise TimeoutError(f"nothing happened for {timeout_s} s")
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """wait_for, as a fixture: waits for a condition, never for time."""
+    return wait_for
 
 
 def program(name: str) -> str:
@@ -115,6 +121,14 @@ def redis_url(_valkey: str) -> str:
     with redis.Redis.from_url(_valkey) as client:
         client.flushall()
     return _valkey
+
+
+@pytest.fixture
+def crashing_valkey(tmp_path: Path) -> Iterator[Server]:
+    """A Valkey of the test's own, to kill and start again; every write is synced."""
+    server = valkey_server(tmp_path, "--appendfsync", "always").start()
+    yield server
+    server.kill()
 
 
 def s3_settings(port: int, **changes: Any) -> Settings:

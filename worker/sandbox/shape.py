@@ -118,8 +118,8 @@ def image_changes() -> list[str]:
     """What turns the configuration of a setup container back into an image's: without our program and labels, or
     everything started from the image would look like ours."""
     return [
-        "ENTRYPOINT []",
-        'CMD ["sh"]',
+        # An empty one would be taken for none given, and ours would stay.
+        'ENTRYPOINT ["sh"]',
         f"LABEL {LABEL}=image " + " ".join(f"{LABEL}.{name}=-" for name in ("archive", "run", "claim", "role")),
     ]
 
