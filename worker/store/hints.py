@@ -104,7 +104,6 @@ class Hints:
 
     def __init__(self, url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> None:
         """url: redis://, rediss://, unix:///path.sock or redis+socket:///path.sock. Raises UsageFault for others."""
-        self.url = url
         options: dict[str, Any] = {
             "decode_responses": True,
             "health_check_interval": 10,
