@@ -79,7 +79,7 @@ class AnthropicModel:
         """Made before the deadline starts: the SDK's first import takes seconds."""
         from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
-        # The key goes in a header of the SDK's own that a redirect would carry along, so none is followed.
+        # A conversation goes where it was sent and nowhere else: no redirect is followed.
         http = DefaultAsyncHttpxClient(follow_redirects=False, verify=self.account.tls)
         return AsyncAnthropic(
             api_key=self.account.key,

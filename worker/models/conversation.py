@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -74,13 +75,16 @@ def arguments_object(arguments: str) -> dict[str, Any]:
         value = json.loads(arguments)
     except ValueError:
         value = None
-    return clean(value) if isinstance(value, dict) else {"malformed_arguments": arguments}
+    return clean(value) if isinstance(value, dict) else {"malformed_arguments": clean(arguments)}
 
 
 def sendable_arguments(arguments: str) -> str:
-    """The arguments as text: untouched when they are a JSON object, else as arguments_object carries them."""
+    """The arguments as text: untouched when every server can read them, else as arguments_object carries them."""
     carried = arguments_object(arguments)
-    return json.dumps(carried) if carried == {"malformed_arguments": arguments} else arguments
+    with suppress(ValueError):
+        if json.loads(arguments) == carried:
+            return arguments
+    return json.dumps(carried)
 
 
 def clean(value: Any) -> Any:

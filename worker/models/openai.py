@@ -69,6 +69,7 @@ class OpenAIModel:
         """Made before the deadline starts: the SDK's first import takes seconds."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+        # A conversation goes where it was sent and nowhere else: no redirect is followed.
         http = DefaultAsyncHttpxClient(follow_redirects=False, verify=self.account.tls)
         return AsyncOpenAI(
             api_key=self.account.key or "none",  # the SDK insists on one; a server without keys ignores it
@@ -135,8 +136,8 @@ def _tokens(usage: dict[str, Any]) -> Usage:
 
 def _text_of(arguments: object) -> str:
     """Arguments are a string of JSON; some servers send the object itself, some nothing when there are none."""
-    if isinstance(arguments, str) and arguments.strip():
-        return arguments
+    if isinstance(arguments, str):
+        return arguments if arguments.strip() else "{}"
     return json.dumps(arguments or {}, ensure_ascii=False)
 
 
