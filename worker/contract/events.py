@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from worker.contract.task import Frozen
 
@@ -351,11 +351,26 @@ class Record(Frozen):
     event: Event
 
     def line(self) -> bytes:
-        """The record as its canonical JSON line, without newline: keys sorted, UTF-8, no lone surrogates."""
-        return canonical(self.model_dump(mode="json"))
+        """The record as its canonical JSON line, without newline.
+
+        A field `sum`, the SHA-256 of the line without it, is added: the chain covers every line but the last, and
+        a byte that flips in the last must be noticed too.
+        """
+        return _summed(self.model_dump(mode="json"))
+
+    @classmethod
+    def parse(cls, line: bytes) -> Record:
+        """The record of a line, exactly as `line` wrote it. Raises ValueError for anything else."""
+        fields = json.loads(line)
+        if not isinstance(fields, dict) or _summed(fields) != line:
+            raise ValueError("not the bytes that were written")
+        del fields["sum"]
+        return cls.model_validate(fields)
 
 
-RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+def _summed(fields: dict[str, Any]) -> bytes:
+    rest = {name: value for name, value in fields.items() if name != "sum"}
+    return canonical(rest | {"sum": digest(canonical(rest))})
 
 
 def canonical(value: Any) -> bytes:

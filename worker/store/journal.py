@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from worker.contract.errors import ConflictFault, IntegrityFault, InvalidFault, NotFoundFault, VersionFault
 from worker.contract.events import (
     JOURNAL_VERSION,
-    RECORD,
     Event,
     FedBack,
     Observed,
@@ -267,13 +266,10 @@ def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[
     for number, text in enumerate(data[:-1].split(b"\n"), start=1):
         where = f"{key} line {number}"
         try:
-            # Not validate_json: a lone surrogate that a model wrote is kept by canonical() and read by json.
-            record = RECORD.validate_python(json.loads(text))
-        except ValidationError as error:
+            record = Record.parse(text)
+        except ValueError as error:
             _refuse_newer(text, JOURNAL_VERSION, where)
             raise IntegrityFault(f"{where} is not a record: {_first(error)}") from error
-        except ValueError as error:
-            raise IntegrityFault(f"{where} is not JSON: {error}") from error
         if record.run != run or record.seq != seq:
             raise IntegrityFault(f"{where} belongs to segment {record.seq} of run {record.run}")
         if prev is not None and record.prev != prev:
@@ -303,6 +299,8 @@ def _refuse_newer(data: bytes, known: int, where: str) -> None:
         raise VersionFault(f"{where} has version {version}, this Dawnfleet knows {known}", hint="upgrade Dawnfleet")
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
     found = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}"
