@@ -102,7 +102,7 @@ class Keeper:
         )
         for part in incoming:
             layer.lay(part.read)
-            if any(part.chunks()):
+            if any(chunk.strip(b"\0") for chunk in part.chunks()):
                 raise Refused("bad_request", "a snapshot goes on after its end")
         walk = self._walker.walk(Caps())
         self._walker.last = walk
