@@ -56,7 +56,7 @@ class Section:
 
 
 def make(request: dict[str, Any]) -> dict[str, Any]:
-    """Write both patches; answers sizes, files (path -> lines added and removed, None for binary), left_out, notes."""
+    """Write both patches; answers sizes, files (path -> lines added, removed; None for binary), left_out, notes."""
     caps = Caps(request["file_bytes"], request["patch_bytes"])
     listing_file = BASE / "listing"
     listing = [(os.fsencode(path), mode, sha256) for path, mode, sha256 in json.loads(listing_file.read_bytes())]

@@ -42,7 +42,10 @@ def resolve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def fetch(request: dict[str, Any]) -> dict[str, Any]:
-    """kind: url (with commit and branch, as resolved), git (with ref), folder or tarball (packed at base/source)."""
+    """kind: url (with commit and branch, as resolved), git (with ref), folder or tarball (packed at base/source).
+
+    path: the folder inside the repository that the work starts in; it must exist.
+    """
     caps = Caps(request["caps"]["bytes"], request["caps"]["files"])
     try:
         start, submodules, notes = _filled(request, caps)
@@ -51,6 +54,9 @@ def fetch(request: dict[str, Any]) -> dict[str, Any]:
     finally:
         shutil.rmtree(BASE / "source.git", ignore_errors=True)
         (BASE / "source").unlink(missing_ok=True)
+    path = request.get("path", "")
+    if os.path.realpath(REPO / path) != str(REPO / path) or not (REPO / path).is_dir():
+        raise Problem("repository", f"the repository has no folder {path!r}")
     tracked = _write_base(start.commit, submodules)
     return {"commit": start.commit, "branch": start.branch, "tracked": tracked, "notes": [*notes, *_lfs_notes()]}
 

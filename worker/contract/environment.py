@@ -1,0 +1,46 @@
+"""Owns what is stored of a prepared environment: env.json and the baselines beside it. Refuses to prepare one."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from worker.contract.events import CheckResult, Digest
+from worker.contract.task import Frozen
+
+ENVIRONMENT_VERSION: Final = 1
+
+
+class PreparedEnvironment(Frozen):
+    """`environments/<key>/env.json`, written once: where every run with this key starts.
+
+    branch: "" when the ref is a tag or commit. image_name: what the task calls it; image: the engine's id of the
+    image that calls run in; setup_tag: the name that `setup`'s image has on an engine, None without setup.
+    stored_image: digest of an image under `images/`, None when it is not stored. snapshot: digest of the level 0, a
+    blob beside env.json, of snapshot_bytes. listing, tree: digests of the workspace (see SnapshotRef). tracked:
+    files of the start commit, those of submodules included. notes: what a person should know, one line each.
+    """
+
+    v: Literal[1] = ENVIRONMENT_VERSION
+    key: Digest
+    commit: str
+    branch: str
+    image_name: str
+    image: str
+    setup_tag: str | None = None
+    stored_image: Digest | None = None
+    snapshot: Digest
+    snapshot_bytes: int
+    listing: Digest
+    tree: Digest
+    tracked: int
+    notes: tuple[str, ...] = ()
+
+
+class Baseline(Frozen):
+    """`environments/<key>/baselines/<digest of checks and limits>.json`: the checks on the untouched start commit.
+
+    Blobs of the results lie beside env.json.
+    """
+
+    v: Literal[1] = ENVIRONMENT_VERSION
+    checks: tuple[CheckResult, ...]

@@ -1,0 +1,140 @@
+"""Owns prepared environments as they lie in the archive: finding, proving and restoring one. Refuses to make one
+(prepare.py does)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.contract.environment import Baseline, PreparedEnvironment
+from worker.contract.errors import EnvironmentFault, IntegrityFault, NotFoundFault
+from worker.contract.events import Prepared as PreparedEvent
+from worker.contract.events import canonical, digest
+from worker.contract.run import Run
+from worker.contract.task import Task
+from worker.sandbox.protocol import Sandbox
+from worker.store import keys
+from worker.store.archive import Archive
+from worker.store.journal import Journal
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An environment that is ready on this engine, and its baseline.
+
+    digest: of env.json. image: what calls run in here (an id or name this engine holds). baseline_digest: of the
+    baseline's file; both None for a task without checks, or when no baseline was asked for. reused: nothing had to
+    be fetched or set up.
+    """
+
+    environment: PreparedEnvironment
+    digest: str
+    image: str
+    baseline: Baseline | None = None
+    baseline_digest: str | None = None
+    reused: bool = True
+    duration_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.environment.key
+
+    def event(self) -> PreparedEvent:
+        """How a journal records it."""
+        return PreparedEvent(
+            environment_key=self.key,
+            environment=self.digest,
+            baseline=self.baseline_digest,
+            commit=self.environment.commit,
+            image=self.environment.image,
+            reused=self.reused,
+            duration_ms=self.duration_ms,
+        )
+
+
+def find(archive: Archive, key: str) -> tuple[PreparedEnvironment, str] | None:
+    """The environment of that key and the digest of its env.json, None when nobody made it yet."""
+    try:
+        data = archive.get(keys.environment(key))
+    except NotFoundFault:
+        return None
+    return PreparedEnvironment.model_validate_json(data), digest(data)
+
+
+def recorded(archive: Archive, sandbox: Sandbox, task: Task, event: PreparedEvent) -> Prepared:
+    """What a run's `prepared` event names: for takeover and verdict, which trust digests and never the key.
+
+    Raises IntegrityFault when the archive holds something else, EnvironmentFault("image") when this engine lacks
+    the image.
+    """
+    found = find(archive, event.environment_key)
+    if found is None or found[1] != event.environment:
+        raise IntegrityFault(f"{keys.environment(event.environment_key)} is not the one this run was prepared with")
+    environment, name = found
+    image = held_image(sandbox, environment)
+    if image is None:
+        raise EnvironmentFault(
+            "image",
+            f"this engine lacks the image {environment.setup_tag or environment.image_name} of the environment",
+            hint="it was prepared on another engine, or removed from this one",
+        )
+    baseline = None
+    if event.baseline is not None:
+        key = keys.baseline(environment.key, checks_digest(task))
+        data = archive.get(key)
+        if digest(data) != event.baseline:
+            raise IntegrityFault(f"{key} is not the baseline this run was prepared with")
+        baseline = Baseline.model_validate_json(data)
+    return Prepared(environment, name, image, baseline, event.baseline)
+
+
+def held_image(sandbox: Sandbox, environment: PreparedEnvironment) -> str | None:
+    """What this engine calls the environment's image, None when it has none.
+
+    An image by its id is preferred; another engine's build of the same name or setup does as well."""
+    candidates = (environment.image, environment.setup_tag or environment.image_name)
+    return next((name for name in candidates if sandbox.has_image(name)), None)
+
+
+def restore_chain(archive: Archive, prepared: Prepared, run: Run | None = None) -> list[Iterable[bytes]]:
+    """What Workspace.restore lays down, full one first: the environment's level 0, and the run's snapshots on it (or
+    since the run's own last level 0). Without a run: the untouched start."""
+    chain = run.chain if run else ()
+    parts: list[Iterable[bytes]] = []
+    if not chain or chain[0].level != 0:
+        parts.append(_level_0(archive, prepared.environment))
+    if run is not None:
+        journal = Journal(archive, run.id)
+        parts += [journal.get_snapshot(taken.object) for taken in chain if taken.object is not None]
+    return parts
+
+
+def put_blob(archive: Archive, key: str, data: bytes | Path) -> str:
+    """Store bytes or a file beside the env.json of key, under their digest, and return it."""
+    if isinstance(data, Path):
+        with data.open("rb") as file:
+            name = hashlib.file_digest(file, "sha256").hexdigest()
+    else:
+        name = digest(data)
+    archive.create(keys.environment_blob(key, name), data)
+    return name
+
+
+def checks_digest(task: Task) -> str:
+    """What a baseline is kept under: the checks and all limits that can change how they end."""
+    limits = task.limits.model_dump(include={"check_timeout_s", "memory_bytes", "pids", "cpus", "tmpfs_bytes"})
+    checks = [check.model_dump() for check in task.checks]
+    return digest(canonical({"checks": checks, "limits": limits, "path": task.repo.path}))
+
+
+def _level_0(archive: Archive, environment: PreparedEnvironment) -> Iterator[bytes]:
+    """The stored snapshot in chunks; IntegrityFault after the last when it does not have its digest."""
+    key = keys.environment_blob(environment.key, environment.snapshot)
+    seen = hashlib.sha256()
+    for chunk in archive.chunks(key):
+        seen.update(chunk)
+        yield chunk
+    if seen.hexdigest() != environment.snapshot:
+        raise IntegrityFault(f"{key} does not have its digest")

@@ -1,0 +1,256 @@
+"""Owns making an environment: the repository fetched, `setup` run, level 0 and baseline stored, once for a key.
+
+Refuses to read the repository itself: git, unpacking and setup run in containers. What fails stores nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from worker import checks, environments, toolbox
+from worker.contract.cancel import Cancel
+from worker.contract.environment import Baseline, PreparedEnvironment
+from worker.contract.errors import EnvironmentFault, NotFoundFault
+from worker.contract.events import canonical, digest
+from worker.contract.task import Task
+from worker.environments import Prepared
+from worker.redact import Redactor
+from worker.sandbox.protocol import Owner, Result, Role, Sandbox, Workspace, WorkspaceTooLarge
+from worker.store import keys
+from worker.store.archive import Archive
+from worker.toolbox import Cancelled, ToolboxProblem
+from worker.tools.output import clip_start, lines
+from worker.tools.shell import shell
+
+RECIPE: Final = 1
+"""Raise it when our programs lay an environment down differently: every key changes with it."""
+REPO_SECRET: Final = "DAWN_REPO_SECRET"
+SETUP_IMAGE: Final = "dawnfleet/prepared"
+RESOLVE_TIMEOUT_S: Final = 120
+SAID_LINES: Final = 20
+SAID_BYTES: Final = 2_000
+TAG_DIGITS: Final = 24
+
+
+def prepare(
+    task: Task,
+    *,
+    archive: Archive,
+    sandbox: Sandbox,
+    owner: Owner,
+    redactor: Redactor,
+    secrets: Mapping[str, str],
+    cancel: Cancel,
+    baseline: bool = True,
+) -> Prepared:
+    """The task's environment, from the archive where its key is known there, else made and stored.
+
+    owner: of the attempt; its role is replaced. secrets: NAME -> value; the one that the repository names goes to
+    the containers that fetch, on their stream, and nowhere else. baseline: also run the checks on the start.
+    Raises EnvironmentFault with a reason of the closed set, Cancelled when it was stopped.
+    """
+    return _Preparation(task, archive, sandbox, owner, redactor, _repo_secret(task, secrets), cancel).run(baseline)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A workspace that is ready to be stored. fetched: the answer of repository.py."""
+
+    fetched: Mapping[str, Any]
+    image: str
+    setup_tag: str | None
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    task: Task
+    archive: Archive
+    sandbox: Sandbox
+    owner: Owner
+    redactor: Redactor
+    secret: Mapping[str, str]
+    cancel: Cancel
+
+    def run(self, with_baseline: bool) -> Prepared:
+        began = time.monotonic()
+        image_id = self.sandbox.image_id(self.task.environment.image)
+        with self._workspace("prepare", image_id) as workspace:
+            wanted = self._wanted(workspace)
+            key = self._key(image_id, wanted)
+            found = environments.find(self.archive, key)
+            image = environments.held_image(self.sandbox, found[0]) if found else None
+            reused = image is not None
+            if image is None:
+                built = self._build(workspace, key, image_id, wanted)
+                image = built.image
+                # Known, but its image is gone from this engine: then only the image is new.
+                found = found or self._store(workspace, key, built)
+        assert found is not None, "known, or just stored"
+        prepared = Prepared(*found, image, reused=reused)
+        if with_baseline and self.task.checks:
+            measured, name = self._baseline(prepared)
+            prepared = replace(prepared, baseline=measured, baseline_digest=name)
+        return replace(prepared, duration_ms=round((time.monotonic() - began) * 1000))
+
+    def _wanted(self, workspace: Workspace) -> dict[str, Any]:
+        """The part of the fetch request that decides what comes: a packed source is what it is, of a URL the ref is
+        resolved first, because it moves."""
+        repo = self.task.repo
+        if repo.url is None:
+            return {"kind": repo.source_kind, "source": repo.source, "ref": repo.ref}
+        request = {"op": "resolve", "url": repo.url, "ref": repo.ref}
+        resolved = self._ask(workspace, request, RESOLVE_TIMEOUT_S)
+        return {"kind": "url", "url": repo.url, **resolved}
+
+    def _key(self, image_id: str, wanted: Mapping[str, Any]) -> str:
+        parts = {
+            "recipe": RECIPE,
+            "fetch": wanted,
+            "path": self.task.repo.path,
+            "image": image_id,
+            "setup": self.task.environment.setup,
+            "submodules": "recursive",
+            "lfs": "pointers",
+        }
+        return digest(canonical(parts))
+
+    def _build(self, workspace: Workspace, key: str, image_id: str, wanted: Mapping[str, Any]) -> _Built:
+        repo, limits = self.task.repo, self.task.limits
+        if repo.source is not None:
+            workspace.put("source", self._source(repo.source))
+        caps = {"bytes": limits.workspace_bytes, "files": limits.workspace_files}
+        request = {"op": "fetch", **wanted, "path": repo.path, "caps": caps}
+        fetched = self._ask(workspace, request, limits.setup_timeout_s)
+        setup_tag = f"{SETUP_IMAGE}:{key[:TAG_DIGITS]}" if self.task.environment.setup else None
+        image = self._set_up(workspace, setup_tag) if setup_tag else image_id
+        workspace.own()
+        return _Built(fetched, image, setup_tag)
+
+    def _source(self, name: str) -> Iterator[bytes]:
+        """The packed source. Raises EnvironmentFault("repository") when it is not in the archive."""
+        try:
+            yield from self.archive.chunks(keys.source(name))
+        except NotFoundFault as fault:
+            raise EnvironmentFault("repository", f"the packed source {name[:12]} is not in the archive") from fault
+
+    def _set_up(self, workspace: Workspace, tag: str) -> str:
+        """Run the setup script as root with network; the id of the image its file system became."""
+        script = self.task.environment.setup or ""
+        command = shell(script, self.task.repo.path, self.task.limits.setup_timeout_s)
+        command = replace(command, root=True, network=True)
+        result, image = workspace.commit_image(command, tag=tag, cancel=self.cancel)
+        try:
+            if result.cancelled:
+                raise Cancelled(self.cancel.reason)
+            if not image:
+                raise EnvironmentFault("setup", f"setup {_ending(result)}: {self._said(result)}")
+        finally:
+            result.output.path.unlink(missing_ok=True)
+        return image
+
+    def _store(self, workspace: Workspace, key: str, built: _Built) -> tuple[PreparedEnvironment, str]:
+        """Upload level 0, then env.json; whoever made that first is who everybody takes it from."""
+        try:
+            level_0 = workspace.snapshot(full=True)
+        except WorkspaceTooLarge as error:
+            reason = "setup" if built.setup_tag else "repository"
+            raise EnvironmentFault(reason, f"the prepared workspace is too large: {error}") from error
+        assert level_0.path is not None, "a full snapshot has a file"
+        environment = PreparedEnvironment(
+            key=key,
+            commit=built.fetched["commit"],
+            branch=built.fetched["branch"],
+            image_name=self.task.environment.image,
+            image=built.image,
+            setup_tag=built.setup_tag,
+            snapshot=environments.put_blob(self.archive, key, level_0.path),
+            snapshot_bytes=level_0.bytes,
+            listing=level_0.listing,
+            tree=level_0.tree,
+            tracked=built.fetched["tracked"],
+            notes=tuple(self.redactor.text(note) for note in built.fetched["notes"]),
+        )
+        level_0.path.unlink()
+        self.archive.create(keys.environment(key), canonical(environment.model_dump(mode="json")))
+        found = environments.find(self.archive, key)
+        assert found is not None, "created by us or by the winner"
+        return found
+
+    def _baseline(self, prepared: Prepared) -> tuple[Baseline, str]:
+        """The checks on the untouched start, measured once for all runs with these checks and limits.
+
+        Raises EnvironmentFault("check") for a check whose command is not there."""
+        key = keys.baseline(prepared.key, environments.checks_digest(self.task))
+        try:
+            data = self.archive.get(key)
+        except NotFoundFault:
+            with self._workspace("baseline", prepared.image) as workspace:
+                workspace.restore(environments.restore_chain(self.archive, prepared))
+                results = checks.run_checks(
+                    self.task,
+                    self.task.checks,
+                    workspace,
+                    put_blob=lambda path: environments.put_blob(self.archive, prepared.key, path),
+                    redactor=self.redactor,
+                    cancel=self.cancel,
+                )
+            for result in results:
+                if result.status == "not_found":
+                    raise EnvironmentFault(
+                        "check",
+                        f"check {result.name!r} ended with {result.exit_code} on the untouched start: {result.tail}",
+                        hint="its command is not in the image: install it in setup, or name another image",
+                    ) from None
+            self.archive.create(key, canonical(Baseline(checks=results).model_dump(mode="json")))
+            data = self.archive.get(key)
+        return Baseline.model_validate_json(data), digest(data)
+
+    def _ask(self, workspace: Workspace, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        try:
+            return toolbox.ask(
+                workspace,
+                "repository",
+                request,
+                timeout_s=timeout_s,
+                cancel=self.cancel,
+                network=True,
+                secrets=self.secret,
+            )
+        except ToolboxProblem as problem:
+            message = self.redactor.text(problem.message)
+            raise EnvironmentFault(problem.kind, message, hint=self.redactor.text(problem.hint)) from None
+
+    def _said(self, result: Result) -> str:
+        """The end of what setup wrote, masked."""
+        with result.output.path.open("rb") as stream:
+            text = self.redactor.text("\n".join(deque(lines(stream), maxlen=SAID_LINES)))
+        return clip_start(text, SAID_BYTES).strip() or "it wrote nothing"
+
+    @contextmanager
+    def _workspace(self, role: Role, image: str) -> Iterator[Workspace]:
+        with self.sandbox.workspace(replace(self.owner, role=role), image, self.task.limits) as workspace:
+            yield workspace
+
+
+def _ending(result: Result) -> str:
+    if result.exit_code is not None:
+        return f"ended with exit code {result.exit_code}"
+    return result.detail or result.status
+
+
+def _repo_secret(task: Task, secrets: Mapping[str, str]) -> dict[str, str]:
+    name = task.repo.secret
+    if name is None:
+        return {}
+    if not secrets.get(name):
+        raise EnvironmentFault(
+            "repository",
+            f"the secret {name} of the repository has no value here",
+            hint=f"set DAWN_SECRET_{name} in the worker's environment",
+        )
+    return {REPO_SECRET: secrets[name]}
