@@ -65,7 +65,7 @@ class Transcript:
         for event in events:
             record = Record(run="r1", seq=seq, at=at, attempt=attempt, nonce="n", prev="0" * 64, event=event)
             line = record.line()
-            record = Record.model_validate(json.loads(line))
+            record = Record.parse(line)
             self.run = self.run.after(record, digest(line))
             segment.append(record)
         self.segments.append(segment)

@@ -1,0 +1,190 @@
+"""What the model sees: stable, valid, and complete."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transcripts import Transcript, shell, task
+
+from worker import context
+from worker.contract.events import CheckResult, Compacted, Failure, FedBack, Finished, Replied, Reply, Steered
+from worker.contract.task import Repo, Task
+from worker.models.protocol import AssistantMessage, Message, ToolResults, UserMessage
+from worker.tools.toolset import Toolset
+
+WORDS = st.text(st.characters(), max_size=20)  # lone surrogates included
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["calls", "cut", "empty", "steer", "feedback", "open"]), WORDS, st.integers(1, 3)),
+    max_size=12,
+)
+
+
+def messages(transcript: Transcript, count: int | None = None) -> tuple[Message, ...]:
+    records = [record for segment in transcript.segments[:count] for record in segment]
+    return context.render(transcript.task, records, Toolset().specs).messages
+
+
+def act(transcript: Transcript, kind: str, words: str, count: int) -> None:
+    """One turn of a run; its last commit leaves the turn to the model."""
+    step = transcript.run.steps + 1
+    calls = tuple(shell(words, step, n) for n in range(count))
+    match kind:
+        case "calls":
+            transcript.reply(*calls, text=words, native={"words": [words]})
+            for n, call in enumerate(calls):
+                transcript.observe(call, words, tree="ab"[n % 2], exit_code=n)
+        case "cut":
+            transcript.reply(*calls[:-1], text=words, stop="length")
+        case "empty":
+            transcript.reply(reasoning=words)
+        case "steer":
+            transcript.commit(Steered(n=step, kind="message", by=words, text=words))
+        case "feedback":
+            transcript.reply(text="done")
+            transcript.commit(FedBack(text=words))
+        case "open":
+            transcript.reply(*calls)
+            transcript.commit(Finished(failure=Failure(cls="limit", reason="wall")))
+            transcript.commit(FedBack(text=words))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(ACTS)
+def test_a_longer_journal_starts_with_the_messages_of_a_shorter_one(acts: list[tuple[str, str, int]]) -> None:
+    """Append-only: whenever it is the model's turn, what it was shown before stays as it was."""
+    transcript = Transcript(task())
+    shorter = messages(transcript)
+    for kind, words, count in acts:
+        if kind == "open":
+            continue
+        act(transcript, kind, words, count)
+        longer = messages(transcript)
+        assert longer[: len(shorter)] == shorter
+        shorter = longer
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(ACTS)
+def test_every_text_is_valid_and_every_call_has_its_result(acts: list[tuple[str, str, int]]) -> None:
+    """T15: whatever was in the journal, a request encodes as UTF-8 and its calls and results pair one to one."""
+    transcript = Transcript(task())
+    for kind, words, count in acts:
+        act(transcript, kind, words, count)
+    shown = messages(transcript)
+    assert json.dumps([str(message) for message in shown], ensure_ascii=False).encode()
+    for before, after in zip(shown, [*shown[1:], UserMessage("")], strict=True):
+        calls = [call.id for call in before.reply.calls] if isinstance(before, AssistantMessage) else []
+        results = [result.call_id for result in after.results] if isinstance(after, ToolResults) else []
+        assert calls == results
+
+
+def test_the_first_message_says_task_checks_limits_and_place() -> None:
+    """What the agent cannot find out by looking is told once."""
+    first = messages(Transcript(task(steps=7)))[0]
+    assert isinstance(first, UserMessage)
+    for words in ("Fix the sum.", "tests: pytest -q", "7 steps", "/workspace/repo/pkg"):
+        assert words in first.text
+
+
+def test_a_prompt_with_places_is_shown_as_it_is() -> None:
+    """`$prompt` in somebody's words is no place to fill."""
+    made = Task(
+        run="r", batch="b", target="t", repo=Repo(url="u"), prompt="Use $HOME and ${steps}", model="anthropic/x"
+    )
+    first = messages(Transcript(made))[0]
+    assert isinstance(first, UserMessage)
+    assert "Use $HOME and ${steps}" in first.text
+
+
+def test_the_rule_of_what_persists_is_in_the_system_prompt() -> None:
+    """New container, no network, only workspace and HOME: said once, where it is cached."""
+    system = context.render(task(), Transcript(task()).records(), ()).system
+    assert "Only files under the workspace and HOME persist" in system
+
+
+def test_an_observation_is_json_with_four_fields() -> None:
+    """The model reads tool_call_id, status, exit_code and output."""
+    transcript = Transcript(task())
+    transcript.step("ls", 'a "b"\né', exit_code=2, status="error")
+    last = messages(transcript)[-1]
+    assert isinstance(last, ToolResults)
+    assert last.results[0].is_error
+    assert json.loads(last.results[0].content) == {
+        "tool_call_id": "call_1_1",
+        "status": "error",
+        "exit_code": 2,
+        "output": 'a "b"\né',
+    }
+
+
+def test_a_reply_goes_back_as_it_came() -> None:
+    """T12: native content, with its signature and order, is value-identical."""
+    native = [{"type": "thinking", "thinking": "é\n\u2028x", "signature": "QUJD+/=="}, {"type": "tool_use"}]
+    transcript = Transcript(task())
+    transcript.reply(shell("ls", 1), native=native)
+    transcript.observe(shell("ls", 1))
+    sent = messages(transcript)[1]
+    assert isinstance(sent, AssistantMessage)
+    assert sent.reply.native == native
+
+
+def test_a_message_between_calls_comes_after_their_results() -> None:
+    """Providers want the results right after their calls."""
+    transcript = Transcript(task())
+    calls = shell("a", 1, 1), shell("b", 1, 2)
+    transcript.reply(*calls)
+    transcript.observe(calls[0])
+    transcript.commit(Steered(n=0, kind="message", by="ada", text="Stop."))
+    transcript.observe(calls[1])
+    kinds = [type(message) for message in messages(transcript)]
+    assert kinds == [UserMessage, AssistantMessage, ToolResults, UserMessage]
+
+
+def test_commands_before_the_model_are_told_with_their_results() -> None:
+    """The agent takes over knowing what was run, and it is no reply of its own."""
+    transcript = Transcript(task(("ruff --fix",)))
+    call = shell("ruff --fix", 1)
+    transcript.commit(Replied(step=1, phase="commands", reply=Reply(calls=(call,), stop="calls", cost_microusd=0)))
+    transcript.observe(call, "2 fixed", exit_code=1)
+    _, told = messages(transcript)
+    assert isinstance(told, UserMessage)
+    assert "ruff --fix" in told.text
+    assert "2 fixed" in told.text
+
+
+def test_a_compaction_replaces_what_was_before_its_step() -> None:
+    """Task and later steps stay, the summary stands for the rest."""
+    transcript = Transcript(task())
+    for n in range(4):
+        transcript.step(f"echo {n}", str(n))
+    transcript.commit(Compacted(through=3, summary="Steps 1 and 2 echoed."))
+    shown = messages(transcript)
+    assert shown[1] == UserMessage("Steps 1 and 2 echoed.")
+    assert [type(message) for message in shown[2:]] == [AssistantMessage, ToolResults] * 2
+    assert shown[0] == messages(Transcript(task()))[0]
+
+
+@pytest.mark.parametrize("size", [0, 7_000, 70_000])
+def test_the_estimate_grows_with_the_conversation(size: int) -> None:
+    """About 3.5 bytes a token."""
+    small, large = Transcript(task()), Transcript(task())
+    small.step("ls", "")
+    large.step("ls", "x" * size)
+    sizes = [context.estimate_tokens(context.render(t.task, t.records(), ())) for t in (small, large)]
+    assert sizes[1] - sizes[0] == pytest.approx(size / 3.5, abs=1)
+
+
+def test_feedback_names_the_checks_that_are_not_green() -> None:
+    """Green ones are not mentioned."""
+    green: dict[str, Any] = {"status": "green", "exit_code": 0}
+    checks = (
+        CheckResult(name="lint", **green),
+        CheckResult(name="tests", status="red", exit_code=1, tail="15 != 40"),
+    )
+    text = context.feedback(checks)
+    assert "tests: red, exit code 1\n15 != 40" in text
+    assert "lint" not in text
