@@ -26,7 +26,7 @@ def ask(
     provider: str, url: str, text: str = "hello", *, timeout_s: float = 30, cancel: Cancel | None = None
 ) -> Reply:
     """One question to a server."""
-    account = Account(provider, KEY, f"{provider.upper()}_API_KEY", url + PATHS[provider])
+    account = account_of(provider, url)
     model = (AnthropicModel if provider == "anthropic" else OpenAIModel)(f"{provider}/m", "m", account)
     request = ModelRequest("", (UserMessage(text),), (), step=1, reply_index=0)
     return model.reply(request, timeout_s=timeout_s, cancel=cancel or Cancel())
@@ -101,9 +101,12 @@ def test_a_fault_does_not_repeat_the_key(model_server: ModelServer, provider: st
     assert f"bad header: [secret {provider.upper()}_API_KEY] line two" in fault.message
     assert fault.__cause__ is None
     assert KEY not in repr(fault)
+    assert KEY not in repr(account_of(provider, model_server.url))
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>bad gateway</html>", b"[]", b'{"content": 3, "choices": []}', b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>bad gateway</html>", b"[" * 100_000, b"[]", b'{"content": 3, "choices": []}', b"\xff"]
+)
 def test_an_answer_that_is_no_reply_is_retryable(model_server: ModelServer, provider: str, body: bytes) -> None:
     """A proxy's page with status 200 is neither a reply nor the end of the run (F48)."""
     model_server.will_answer(body)
@@ -130,10 +133,8 @@ def test_cancel_hangs_up_on_the_provider(model_server: ModelServer, provider: st
     model_server.will_hang()
     cancel = Cancel()
     threading.Thread(target=lambda: (model_server.asked.wait(30), cancel.set("cancelled"))).start()
-    before = threading.active_count()
     assert not fault_of(provider, model_server.url, timeout_s=120, cancel=cancel).retryable
     assert model_server.gone.wait(5)
-    assert threading.active_count() <= before
 
 
 def test_a_call_is_sent_once(model_server: ModelServer, provider: str) -> None:

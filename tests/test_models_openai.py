@@ -156,6 +156,14 @@ def test_arguments_are_read_as_servers_write_them(model_server: ModelServer, cam
     assert sent_back(stored(reply))[1]["tool_calls"][0]["function"]["arguments"] == read
 
 
+def test_arguments_nested_without_end_are_carried_as_text(model_server: ModelServer) -> None:
+    """They run nothing, and do not stop the run (H44)."""
+    deep = '{"a":' * 100_000
+    reply = answer(model_server, {"tool_calls": [call_of(arguments=deep)]})
+    sent = sent_back(stored(reply))[1]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(sent) == {"malformed_arguments": deep}
+
+
 def test_half_a_surrogate_pair_never_reaches_a_request(model_server: ModelServer) -> None:
     """In a reply, in its arguments as JSON text, in a prompt, in a result (T15)."""
     bad = "\ud83d"

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -38,7 +38,7 @@ class Account:
     own address. ca_bundle: certificates to trust instead of the built-in ones."""
 
     provider: str
-    key: str
+    key: str = field(repr=False)
     key_name: str
     base_url: str | None = None
     ca_bundle: Path | None = None

@@ -71,17 +71,17 @@ def _unused_id(call: ToolCall, used: set[str]) -> str:
 
 def arguments_object(arguments: str) -> dict[str, Any]:
     """The arguments as the JSON object every server can read; text that is none is carried inside one."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    return clean(value) if isinstance(value, dict) else {"malformed_arguments": clean(arguments)}
+    with suppress(ValueError, RecursionError):
+        value: Any = clean(json.loads(arguments))
+        if isinstance(value, dict):
+            return value
+    return {"malformed_arguments": clean(arguments)}
 
 
 def sendable_arguments(arguments: str) -> str:
     """The arguments as text: untouched when every server can read them, else as arguments_object carries them."""
     carried = arguments_object(arguments)
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if json.loads(arguments) == carried:
             return arguments
     return json.dumps(carried)

@@ -44,7 +44,7 @@ class OpenAIModel:
         raw = whole_call(lambda: self._ask(client, body), timeout_s=timeout_s, cancel=cancel)
         try:
             return self._reply(clean(json.loads(raw)), request.step)
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise shape_fault(self.account, raw) from None
 
     def body(self, request: ModelRequest) -> dict[str, Any]:
