@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -111,7 +112,9 @@ class DockerSandbox:
             self._engine.remove_volume(name)
 
 
+@cache
 def _reference(image: str) -> str:
+    # Once: a checkout that changes under a running worker must not change its images.
     return images.reference(image) if image in images.names() else image
 
 
