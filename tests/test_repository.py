@@ -17,53 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repositories import MIB, commit_all, git, packed_git, tar_of
 
 TOOLBOX = Path(__file__).parents[1] / "sandbox_images" / "toolbox"
-MIB = 2**20
 CAPS = {"bytes": 50 * MIB, "files": 50_000}
 
 Tree = dict[str, tuple[str, bytes]]
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """A git command of a person in a repository of their own."""
-    env = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/nonexistent",
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        **{f"GIT_{who}_{what}": "ann@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-    }
-    command = ["git", "-c", "protocol.file.allow=always", "-C", str(folder), *arguments]
-    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit_all(folder: Path, message: str = "more") -> str:
-    git(folder, "add", "--all", "--force")
-    git(folder, "commit", "--quiet", "-m", message)
-    return git(folder, "rev-parse", "HEAD")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A repository with one commit on main."""
-    folder = tmp_path / "söurce repo"
-    folder.mkdir()
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    (folder / "f.txt").write_text("one\ntwo\nthree\n")
-    (folder / "b.bin").write_bytes(b"\0\1\2")
-    (folder / "run.sh").write_text("echo hi\n")
-    (folder / "ren.txt").write_text("".join(f"line {n}\n" for n in range(50)))
-    commit_all(folder, "first")
-    return folder
-
-
-def packed_git(folder: Path) -> bytes:
-    """A tar of the content of a git directory, configuration and hooks included, as a stranger may pack it."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        tar.add(folder, ".git")
-    return out.getvalue()
 
 
 @dataclass
@@ -251,22 +210,6 @@ def test_broken_bytes_are_an_unreadable_repository(place: Place) -> None:
 
 
 # --- folders and tarballs
-
-
-def tar_of(*members: tuple[str, bytes | str], top: str = "pkg-1.0/") -> bytes:
-    """A tar.gz: bytes make a file, text a symbolic link; a name that ends with + is executable."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(top + name.rstrip("+"))
-            info.mode = 0o755 if name.endswith("+") else 0o644
-            if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
-                tar.addfile(info)
-            else:
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return out.getvalue()
 
 
 def test_a_tarball_becomes_one_commit_with_a_fixed_id(place: Place, tmp_path: Path) -> None:

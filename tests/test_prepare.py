@@ -1,0 +1,141 @@
+"""Environments on a real engine: fetched, set up, stored once, and refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from preparation import Bench
+from repositories import git, tar_of
+
+from worker import prepare as prepare_module
+from worker.contract.errors import EnvironmentFault
+from worker.environments import find, recorded
+
+pytestmark = pytest.mark.docker
+
+
+def test_a_packed_repository_is_prepared_once(bench: Bench, source: Path) -> None:
+    """The second preparation takes the first one's environment and baseline, and gets the same workspace."""
+    task = bench.task(bench.repo(source), green="test -f f.txt", red="test -f missing")
+    first, second = bench.prepare(task), bench.prepare(task)
+    assert (first.reused, second.reused) == (False, True)
+    assert (first.digest, first.baseline_digest) == (second.digest, second.baseline_digest)
+    assert first.environment.commit == git(source, "rev-parse", "HEAD")
+    assert first.baseline is not None
+    assert [check.status for check in first.baseline.checks] == ["green", "red"]
+    with bench.agent(task, second) as shell:
+        assert shell.text("cat f.txt; git status --porcelain --branch; git log --oneline | wc -l; id -u") == (
+            "one\ntwo\nthree\n## main\n1\n1000\n"
+        )
+        assert shell.workspace.snapshot().tree == first.environment.tree
+
+
+def test_the_agent_can_commit_but_not_touch_base(bench: Bench, source: Path) -> None:
+    """The repository and HOME are its own, with an identity; base is root's."""
+    task = bench.task(bench.repo(source))
+    with bench.agent(task, bench.prepare(task)) as shell:
+        assert shell.run("echo x >new && git add new && git commit -qm mine").exit_code == 0
+        assert shell.run("echo x >/workspace/base/commit").exit_code != 0
+        assert shell.run("mv /workspace/base /workspace/other").exit_code != 0
+
+
+def test_a_recorded_environment_is_found_by_digest(bench: Bench, source: Path) -> None:
+    """Takeover takes what the journal names."""
+    task = bench.task(bench.repo(source), green="true")
+    prepared = bench.prepare(task)
+    again = recorded(bench.archive, bench.sandbox, task, prepared.event())
+    assert (again.environment, again.baseline, again.image) == (
+        prepared.environment,
+        prepared.baseline,
+        prepared.image,
+    )
+
+
+def test_a_losing_builder_takes_the_winners(bench: Bench, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two builders of one key: both end with the env.json that was there first."""
+    task = bench.task(bench.repo(source))
+    real = find
+    waiting = [None]  # the first look finds nothing, as it does for two that start together
+
+    def blind_once(archive: object, key: str) -> object:
+        return waiting.pop() if waiting else real(archive, key)  # type: ignore[arg-type]
+
+    winner = bench.prepare(task)
+    monkeypatch.setattr(prepare_module.environments, "find", blind_once)
+    loser = bench.prepare(task)
+    assert (winner.digest, loser.digest) == (winner.digest, winner.digest)
+    assert not loser.reused
+
+
+def test_setup_becomes_an_image(bench: Bench, source: Path) -> None:
+    """setup runs as root with network and the host's certificates; what it installs is there for the agent."""
+    script = "pip install --no-input --quiet --break-system-packages iniconfig==2.0.0 && touch built && id -u >who"
+    task = bench.task(bench.repo(source), setup=script, installed="python3 -c 'import iniconfig'")
+    prepared = bench.prepare(task)
+    assert prepared.baseline is not None
+    assert prepared.baseline.checks[0].status == "green", prepared.baseline.checks[0].tail
+    assert prepared.environment.setup_tag is not None
+    with bench.agent(task, prepared) as shell:
+        assert shell.text("stat -c %u built; cat who") == "1000\n0\n"
+    assert bench.prepare(task).reused
+
+
+def test_a_failing_setup_says_how(bench: Bench, source: Path) -> None:
+    """env/setup with the exit code and the end of the output; nothing is stored."""
+    task = bench.task(bench.repo(source), setup="echo first; echo 'no such thing' >&2; exit 7")
+    with pytest.raises(EnvironmentFault, match="ended with exit code 7: first\nno such thing") as caught:
+        bench.prepare(task)
+    assert caught.value.reason == "setup"
+    assert list(bench.archive.list("environments/")) == []
+
+
+def test_a_check_that_is_not_there_is_named(bench: Bench, source: Path) -> None:
+    """env/check before any model is paid."""
+    task = bench.task(bench.repo(source), lint="no-such-program --all")
+    with pytest.raises(EnvironmentFault, match="'lint'") as caught:
+        bench.prepare(task)
+    assert caught.value.reason == "check"
+
+
+@pytest.mark.parametrize(
+    ("ref", "path", "reason"), [("nowhere", "", "ref"), (None, "no/such", "repository")], ids=["ref", "path"]
+)
+def test_what_the_repository_lacks_is_named(
+    bench: Bench, source: Path, ref: str | None, path: str, reason: str
+) -> None:
+    """T42: an unknown ref lists the branches; an unknown folder is no surprise of the first call."""
+    with pytest.raises(EnvironmentFault, match="no ") as caught:
+        bench.prepare(bench.task(bench.repo(source, ref=ref, path=path)))
+    assert caught.value.reason == reason
+
+
+def test_an_empty_repository_is_named(bench: Bench, tmp_path: Path) -> None:
+    """T41: no commits."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    with pytest.raises(EnvironmentFault, match="no commits") as caught:
+        bench.prepare(bench.task(bench.repo(folder)))
+    assert caught.value.reason == "repository"
+
+
+def test_a_missing_image_is_named(bench: Bench, source: Path) -> None:
+    """env/image."""
+    task = bench.task(bench.repo(source))
+    task = task.model_copy(update={"environment": task.environment.model_copy(update={"image": "no/such:image"})})
+    with pytest.raises(EnvironmentFault) as caught:
+        bench.prepare(task)
+    assert caught.value.reason == "image"
+
+
+def test_an_sdist_is_prepared(bench: Bench) -> None:
+    """A tarball is unpacked and committed in the container, work starts below its top folder."""
+    packed = tar_of(
+        ("src/m.py", b"x = 1\n"), ("src/test_m.py", b"from m import x\n\ndef test_x():\n    assert x == 1\n")
+    )
+    task = bench.task(bench.source(packed, "tarball", path="src"), tests="pytest -q")
+    prepared = bench.prepare(task)
+    assert prepared.baseline is not None
+    assert prepared.baseline.checks[0].status == "green", prepared.baseline.checks[0].tail
+    assert prepared.environment.tracked == 2
