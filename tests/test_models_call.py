@@ -22,6 +22,10 @@ KEY = "sk-key-of-these-tests"
 PATHS = {"anthropic": "", "openai": "/v1"}
 
 
+def account_of(provider: str, url: str) -> Account:
+    return Account(provider, KEY, f"{provider.upper()}_API_KEY", url + PATHS[provider])
+
+
 def ask(
     provider: str, url: str, text: str = "hello", *, timeout_s: float = 30, cancel: Cancel | None = None
 ) -> Reply:
