@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,8 @@ SOCKET_PATH_BYTES: Final = 100
 """The kernel takes 107."""
 DEATHS_ALLOWED: Final = 5
 DEATHS_WINDOW_S: Final = 120.0
+WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
+"""The data plane, which the scheduler never imports."""
 STACK_SCHEMA: Final = "dawn.stack/1"
 
 Say = Callable[[str], None]
@@ -102,10 +104,13 @@ class Stack:
     ConflictFault for another archive. Enter and tend in one thread that lives as long as the stack.
     """
 
-    def __init__(self, settings: Settings, *, say: Say, workers: int = 1) -> None:
+    def __init__(
+        self, settings: Settings, *, say: Say, workers: int = 1, worker_command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
         self.settings = settings
         self._say = say
         self._workers = workers
+        self._worker_command = list(worker_command)
         self._state = settings.state_dir
         self._lock_file: IO[bytes] | None = None
         self._guest = False
@@ -198,7 +203,7 @@ class Stack:
         self._add("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
         for number in range(self._workers):
             name = "worker" if number == 0 else f"worker-{number + 1}"
-            self._add(name, [sys.executable, "-m", "worker.main"])
+            self._add(name, self._worker_command)
         self._await(lambda: _workers(str(self.settings.redis_url)), "worker")
 
     def _socket(self) -> Path:

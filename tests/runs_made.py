@@ -1,0 +1,67 @@
+"""Fixtures that make runs in a real archive, with the journal a worker would write. Refuses to run anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.contract.events import Claimed, Event, Finished, Replied, Reply, Sealed, ToolCall, Usage
+from worker.contract.run import Run
+from worker.contract.settings import Settings
+from worker.contract.task import Repo, Task
+from worker.store.archive import Archive, open_archive
+from worker.store.journal import Journal
+
+AT = "2026-11-30T02:00:00.000+00:00"
+Make = Callable[..., Run]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    """An archive in a folder."""
+    return open_archive(f"file://{tmp_path / 'archive'}", Settings())
+
+
+@pytest.fixture
+def make_run(archive: Archive) -> Make:
+    """make_run(id, *events, at=..., **task changes): a submitted run with these events after it."""
+
+    def make(run: str, *events: Event, at: str = AT, **changes: Any) -> Run:
+        base: dict[str, Any] = {
+            "run": run,
+            "batch": "night-0123456789ab",
+            "target": "cart",
+            "repo": Repo(url="https://git.example.org/cart"),
+            "commands": ("true",),
+        }
+        journal = Journal(archive, run)
+        journal.submit(Task(**(base | changes)), by="me@here", at=at)
+        folded = journal.load()
+        for event in events:
+            attempt = None if isinstance(event, Claimed) or folded.attempt is None else folded.attempt
+            folded = journal.append(folded, [event], attempt=attempt, at=at)
+        return folded
+
+    return make
+
+
+def claimed(worker: str = "host-1") -> Claimed:
+    return Claimed(worker=worker, engine="engine", lane="batch")
+
+
+def replied(step: int = 1, text: str = "", command: str = "ls", **reply: Any) -> Replied:
+    call = ToolCall(id=f"c{step}", name="run_command", arguments=f'{{"command": "{command}"}}')
+    usage = Usage(input_tokens=100, output_tokens=10)
+    return Replied(
+        step=step,
+        phase="model",
+        context_tokens=1234 * step,
+        reply=Reply(text=text, calls=(call,), usage=usage, **reply),
+    )
+
+
+def ended(outcome: str = "changed", **sealed: Any) -> list[Event]:
+    return [Finished(text="all done"), Sealed(outcome=outcome, **sealed)]
