@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transcripts import Transcript, shell, task
+from transcripts import Transcript, body, shell, task
 
 from worker import context
 from worker.contract.events import CheckResult, Compacted, Failure, FedBack, Finished, Replied, Reply, Steered
@@ -75,7 +75,7 @@ def test_every_text_is_valid_and_every_call_has_its_result(acts: list[tuple[str,
     for kind, words, count in acts:
         act(transcript, kind, words, count)
     shown = messages(transcript)
-    assert json.dumps([str(message) for message in shown], ensure_ascii=False).encode()
+    assert body(shown).encode()
     for before, after in zip(shown, [*shown[1:], UserMessage("")], strict=True):
         calls = [call.id for call in before.reply.calls] if isinstance(before, AssistantMessage) else []
         results = [result.call_id for result in after.results] if isinstance(after, ToolResults) else []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from transcripts import Transcript, shell, task
+from transcripts import Transcript, body, shell, task
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import FencedFault, InvalidFault, ProviderFault
@@ -292,7 +292,7 @@ def test_half_a_surrogate_pair_never_reaches_a_request() -> None:
     assert work(host, model, Toolset()) == Finished(text="It is done.")
     assert host.ran == []
     for request in model.asked:
-        assert str(request.messages).encode()
+        assert body(request.messages).encode()
 
 
 def test_huge_arguments_are_refused_and_not_sent_again() -> None:
@@ -302,7 +302,7 @@ def test_huge_arguments_are_refused_and_not_sent_again() -> None:
     model = Says(calls("write_file", huge), DONE)
     assert work(host, model, Toolset()) == Finished(text="It is done.")
     assert "47.7 MiB, more than 4 MiB" in host.told()[0][2]
-    assert len(str(model.asked[1].messages)) < 10_000
+    assert len(body(model.asked[1].messages)) < 10_000
 
 
 def test_a_hundred_calls_in_one_reply_all_run() -> None:

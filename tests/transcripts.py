@@ -22,6 +22,7 @@ from worker.contract.events import (
 )
 from worker.contract.run import Run
 from worker.contract.task import Check, Limits, Repo, Task
+from worker.models.protocol import AssistantMessage, Message, ToolResults, UserMessage
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -95,3 +96,17 @@ class Transcript:
 def shell(command: str, step: int, position: int = 1) -> ToolCall:
     """A run_command call."""
     return ToolCall(id=f"call_{step}_{position}", name="run_command", arguments=json.dumps({"command": command}))
+
+
+def body(messages: tuple[Message, ...]) -> str:
+    """All that a request's messages hold as one JSON text, unescaped, as an SDK would encode it."""
+    parts: list[Any] = []
+    for message in messages:
+        match message:
+            case UserMessage(text=text):
+                parts.append(text)
+            case AssistantMessage(reply=reply):
+                parts.append(reply.model_dump())
+            case ToolResults(results=results):
+                parts += [[result.call_id, result.content] for result in results]
+    return json.dumps(parts, ensure_ascii=False)
