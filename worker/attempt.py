@@ -5,13 +5,15 @@ Composes; refuses to hold rules of its own beyond what happens when a stage fail
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Literal, TypeGuard
 
 import structlog
 
-from worker import context, loop, publish, verdict
+from worker import context, loop, meter, verdict
 from worker.contract.cancel import Cancel
 from worker.contract.errors import (
     ConflictFault,
@@ -27,9 +29,12 @@ from worker.contract.errors import (
 )
 from worker.contract.events import (
     Claimed,
+    Event,
     Failure,
     FedBack,
     Finished,
+    OutcomeName,
+    Parked,
     Sealed,
     Steered,
     Unrecorded,
@@ -37,20 +42,25 @@ from worker.contract.events import (
     Verdict,
     Yielded,
 )
-from worker.contract.task import Task
+from worker.contract.model_name import parse_model_name
+from worker.contract.run import FAILED_VERDICTS, Run
+from worker.environments import Prepared, recorded
 from worker.host import Stopped
 from worker.hosting import AttemptHost
 from worker.janitor import sweep
 from worker.lease import Lease
 from worker.ledger import Ledger, due
 from worker.models.commands import CommandsModel
-from worker.prepare import Prepared, prepare, restore_chain
+from worker.models.prices import price
+from worker.models.protocol import Model
+from worker.prepare import prepare
+from worker.publish import Patch, artifacts, make_patch
 from worker.sandbox.protocol import Owner, Workspace
-from worker.seal import outcome_of
 from worker.station import Station
 from worker.store import keys
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
+from worker.toolbox import Cancelled
 from worker.tools.toolset import Toolset
 
 LOG = structlog.get_logger(__name__)
@@ -90,12 +100,14 @@ class _Attempt:
     station: Station
     lease: Lease
     cancel: Cancel
+    mail: threading.Event = field(default_factory=threading.Event)
+    hinted: int = -1
+    looked: float = field(default_factory=time.monotonic)
 
     def work(self) -> str:
         station = self.station
         self.journal = Journal(station.archive, self.run_id)
         self.ledger = Ledger(self.journal, self.lease, self.cancel, station.now)
-        self.mail = threading.Event()
         before = self.ledger.run
         if not due(before, station.now()):
             return "not_due"
@@ -107,13 +119,16 @@ class _Attempt:
             stack.enter_context(
                 structlog.contextvars.bound_contextvars(batch=self.task.batch, attempt=self.ledger.run.attempt)
             )
+            self.mail.set()  # what came while nobody worked on the run
             self.lease.keep(self._beat)
             try:
                 return self._stages(unsettled=before.status == "running" and before.turn == "model")
+            except Cancelled as cancelled:
+                return self._stopped(str(cancelled))
             except KeeperFault as fault:
-                return self._infra(Failure(cls="infra", reason="keeper", detail=str(fault)))
+                return self._infra("keeper", fault)
             except EngineFault as fault:
-                return self._infra(Failure(cls="infra", reason="engine", detail=str(fault)))
+                return self._infra("engine", fault)
 
     def _stages(self, *, unsettled: bool) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
@@ -121,17 +136,204 @@ class _Attempt:
             model = None if self.task.model == "none" else self.station.open_model(self.task)
             if unsettled and model is not None:
                 self._settle_lost_reply()
-            if self.ledger.run.turn == "seal":
-                return self._seal()
             prepared = self._prepare()
         except InvalidFault as fault:
             return self._fail(Failure(cls="provider", reason="bad_request", detail=str(fault)))
         except ProviderFault as fault:
             return self._fail(Failure(cls="provider", reason=fault.reason, detail=str(fault)))
         except EnvironmentFault as fault:
-            return self._stopped() if self.cancel.is_set() else self._fail(_env_failure(fault))
-        owner = Owner(self.station.archive_id, self.run_id, self._claim, "agent")
-        with self.station.sandbox.workspace(owner, prepared.image, self.task.limits) as workspace:
+            return self._fail(_env_failure(fault))
+        with self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace:
             host = AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mail)
             host.restore()
             return self._loop(host, workspace, prepared, model)
+
+    @property
+    def _owner(self) -> Owner:
+        claim = self.ledger.run.attempt
+        assert claim is not None, "stages run after the claim"
+        return Owner(self.station.archive_id, self.run_id, claim, "agent")
+
+    def _prepare(self) -> Prepared:
+        """The environment, built or found; a takeover uses the digests that the journal names."""
+        station, named = self.station, self.ledger.run.prepared
+        if named is not None:
+            return recorded(station.archive, station.sandbox, self.task, named)
+        prepared = prepare(
+            self.task,
+            archive=station.archive,
+            sandbox=station.sandbox,
+            owner=self._owner,
+            redactor=station.redactor,
+            secrets=station.secrets,
+            cancel=self.cancel,
+        )
+        self.ledger.commit(prepared.event())
+        return prepared
+
+    def _loop(self, host: AttemptHost, workspace: Workspace, prepared: Prepared, model: Model | None) -> str:
+        """Work until there is nothing to feed back, measure, seal."""
+        tools = Toolset()
+        while True:
+            if self.ledger.run.turn in ("model", "calls"):
+                ended = self._work(host, tools, model)
+                if isinstance(ended, Stopped):
+                    return self._stopped(ended.why)
+                if isinstance(ended, Parked):
+                    return "parked"
+            patch, measured = self._measure(workspace, prepared)
+            if not self._feeds_back(measured, model):
+                return self._seal(patch, measured)
+            self.ledger.commit(FedBack(text=context.feedback(measured.checks), checks=measured.checks))
+
+    def _work(self, host: AttemptHost, tools: Toolset, model: Model | None) -> Finished | Parked | Stopped:
+        """The commands, then the model where one was asked for."""
+        if self.ledger.run.command_steps < len(self.task.commands) or self._command_pending():
+            ended = loop.work(host, CommandsModel(self.task.commands), tools, phase="commands")
+            if ended is not None:
+                return ended
+        if model is not None:
+            ended = loop.work(host, model, tools)
+            assert ended is not None, "the model phase ends with an outcome"
+            return ended
+        finished = Finished(text="All commands were run.")
+        self.ledger.commit(finished)
+        return finished
+
+    def _command_pending(self) -> bool:
+        """Whether the last reply was a command whose call has no result yet."""
+        run = self.ledger.run
+        return bool(run.pending) and run.steps == run.command_steps
+
+    def _measure(self, workspace: Workspace, prepared: Prepared) -> tuple[Patch, Verdict]:
+        """The patch of the workspace as it lies, and what the clean room says of it."""
+        station, put_blob = self.station, self.journal.put_blob
+        patch = make_patch(workspace, self.task, put_blob=put_blob, redactor=station.redactor, cancel=self.cancel)
+        finished = self.ledger.run.finished
+        if finished is not None and finished.failure is not None and patch.empty:
+            return patch, Verdict(verdict=None, patch=patch.stat)
+        measured = verdict.measure(
+            self.task,
+            prepared,
+            patch,
+            archive=station.archive,
+            sandbox=station.sandbox,
+            owner=self._owner,
+            put_blob=put_blob,
+            redactor=station.redactor,
+            cancel=self.cancel,
+        )
+        return patch, measured
+
+    def _feeds_back(self, measured: Verdict, model: Model | None) -> bool:
+        """Whether the model gets the red checks and another turn."""
+        run, limits = self.ledger.run, self.task.limits
+        return (
+            model is not None
+            and measured.verdict in FAILED_VERDICTS
+            and run.finished is not None
+            and run.finished.failure is None
+            and run.feedbacks < limits.feedbacks
+            and meter.stop(run, limits, self.ledger.records, self.ledger.working_s()) is None
+        )
+
+    def _seal(self, patch: Patch, measured: Verdict) -> str:
+        """The end, in one segment with what was measured, so that no crash falls between the two."""
+        run = self.ledger.run.model_copy(update={"verdict": measured})
+        failure = run.finished.failure if run.finished is not None else None
+        outcome: OutcomeName = "failed" if failure else "no_change" if patch.empty else "changed"
+        stored = artifacts(
+            self.task,
+            run,
+            outcome,
+            failure,
+            patch,
+            put_blob=self.journal.put_blob,
+            redactor=self.station.redactor,
+        )
+        return self._end(
+            measured, Sealed(outcome=outcome, verdict=measured.verdict, failure=failure, artifacts=stored)
+        )
+
+    def _fail(self, failure: Failure) -> str:
+        """The end of a run whose agent could not work, or not go on."""
+        text = meter.report(self.ledger.run, self.ledger.records)
+        return self._end(Finished(text=text, failure=failure), Sealed(outcome="failed", failure=failure))
+
+    def _end(self, *events: Event) -> str:
+        """Close the inbox, take in what came before, and append the last segment; then the marker goes.
+
+        A cancel that came before the inbox closed wins: whoever sent it was told that it counts.
+        """
+        station, run = self.station, self.ledger.run
+        messages = Inbox(station.archive, self.run_id).close(run.inbox_seen, by=station.name, at=station.now())
+        taken = [Steered(n=message.n, kind=message.kind, by=message.by, text=message.text) for message in messages]
+        cancels = [message for message in messages if message.kind == "cancel"]
+        if cancels:
+            events = (Sealed(outcome="cancelled", detail=f"cancelled by {cancels[0].by}"),)
+        self.ledger.commit(*taken, *events)
+        station.archive.delete([keys.open_marker(self.run_id)])
+        return "sealed"
+
+    def _stopped(self, why: str) -> str:
+        """The attempt's Cancel was thrown, or this process drains."""
+        if why == "cancel":
+            by = next((m.event.by for m in reversed(self.ledger.records) if _is_cancel(m.event)), "")
+            return self._end(Sealed(outcome="cancelled", detail=f"cancelled by {by}" if by else ""))
+        if why == "drain":
+            self.ledger.commit(Yielded(why="drain"))
+            return "yielded"
+        raise FencedFault(f"stopped: {why}")
+
+    def _infra(self, reason: Literal["engine", "keeper"], fault: EngineFault) -> str:
+        """An infra fault gives the run back for a while; the third in a row without a step ends it."""
+        failure = Failure(cls="infra", reason=reason, detail=str(fault))
+        faults = self.ledger.run.infra_yields + 1
+        if faults >= INFRA_LAST:
+            return self._fail(failure)
+        backoff_s = self.station.settings.infra_backoff_s
+        wait = timedelta(seconds=backoff_s[min(faults, len(backoff_s)) - 1])
+        not_before = (datetime.fromisoformat(self.station.now()) + wait).isoformat(timespec="milliseconds")
+        LOG.warning("infra_fault", failure=str(failure), detail=failure.detail, not_before=not_before)
+        self.ledger.commit(Yielded(why="infra", failure=failure, not_before=not_before))
+        return "yielded"
+
+    def _settle_lost_reply(self) -> None:
+        """The attempt before died while a paid model was thinking: count what that may have cost, at most."""
+        name = parse_model_name(self.task.model)
+        if name.provider not in ("anthropic", "openai"):
+            return
+        run = self.ledger.run
+        usage = Usage(input_tokens=run.context_tokens, output_tokens=meter.RESERVE_TOKENS)
+        cost, _ = price(name.name, usage, provider=name.provider)
+        self.ledger.commit(
+            Unrecorded(cost_microusd=cost, tokens=usage.total, detail="a reply may have been lost with its worker")
+        )
+
+    def _beat(self) -> None:
+        """In the heartbeat thread: a cancel ends what runs now; other mail waits for the loop."""
+        now = time.monotonic()
+        hinted = self.station.hints.poked([f"run:{self.run_id}"]).get(f"run:{self.run_id}", -1)
+        if hinted <= self.hinted and now - self.looked < self.station.settings.inbox_poll_s:
+            return
+        self.hinted, self.looked = hinted, now
+        waiting = Inbox(self.station.archive, self.run_id).read(self.ledger.run.inbox_seen)
+        if waiting:
+            self.mail.set()
+        if any(message.kind == "cancel" for message in waiting):
+            self.cancel.set("cancel")
+
+
+def _previous(run: Run) -> str:
+    """How the attempt before ended, as far as the journal knows."""
+    if run.attempt is None:
+        return ""
+    return f"{run.worker}: {'died or was cut off' if run.status == 'running' else run.status}"
+
+
+def _env_failure(fault: EnvironmentFault) -> Failure:
+    return Failure(cls="env", reason=fault.reason, detail=str(fault))
+
+
+def _is_cancel(event: Event) -> TypeGuard[Steered]:
+    return isinstance(event, Steered) and event.kind == "cancel"

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from worker.contract.cancel import Cancel
 from worker.contract.events import CheckResult, Digest
 from worker.contract.task import Check, Task
+from worker.masking import mask_file
 from worker.redact import Redactor
 from worker.sandbox.protocol import Result, Workspace
 from worker.toolbox import Cancelled
@@ -18,7 +19,6 @@ from worker.tools.shell import shell
 
 TAIL_LINES: Final = 30
 TAIL_BYTES: Final = 4_000
-COPY_BYTES: Final = 2**20
 NOT_FOUND: Final = (126, 127)
 """What a shell answers for a program that is not there, or that it cannot execute."""
 
@@ -45,24 +45,23 @@ def _run(
     task: Task, check: Check, workspace: Workspace, put_blob: PutBlob, redactor: Redactor, cancel: Cancel
 ) -> CheckResult:
     result = workspace.run(shell(check.command, task.repo.path, task.limits.check_timeout_s), cancel=cancel)
-    masked = result.output.path.with_suffix(".masked")
+    output = result.output.path
     try:
         if result.cancelled:
             raise Cancelled(cancel.reason)
-        _mask(result.output.path, masked, redactor)
-        with masked.open("rb") as stream:
+        size = mask_file(output, redactor)
+        with output.open("rb") as stream:
             tail = clip_start("\n".join(deque(lines(stream), maxlen=TAIL_LINES)), TAIL_BYTES)
         return CheckResult(
             name=check.name,
             status=_status(result),
             exit_code=result.exit_code,
             duration_ms=result.duration_ms,
-            blob=put_blob(masked) if masked.stat().st_size else None,
+            blob=put_blob(output) if size else None,
             tail="\n".join(part for part in (tail, redactor.text(result.detail)) if part),
         )
     finally:
-        result.output.path.unlink(missing_ok=True)
-        masked.unlink(missing_ok=True)
+        output.unlink(missing_ok=True)
 
 
 def _status(result: Result) -> Literal["green", "red", "timeout", "oom", "not_found"]:
@@ -77,11 +76,3 @@ def _status(result: Result) -> Literal["green", "red", "timeout", "oom", "not_fo
             return "not_found"
         case _:
             return "red"
-
-
-def _mask(source: Path, target: Path, redactor: Redactor) -> None:
-    masking = redactor.stream()
-    with source.open("rb") as raw, target.open("wb") as masked:
-        while chunk := raw.read(COPY_BYTES):
-            masked.write(masking.feed(chunk))
-        masked.write(masking.close())

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from worker.contract.cancel import Cancel
-from worker.contract.events import Event, Observed, Parked, Record, SnapshotRef, Steered, ToolCall
+from worker.contract.events import Event, Observation, Observed, Parked, Record, SnapshotRef, Steered, ToolCall
 from worker.contract.run import Run
 from worker.contract.task import Task
-from worker.environments import restore_chain
+from worker.environments import Prepared, restore_chain
 from worker.host import Stopped
 from worker.ledger import Ledger
-from worker.prepare import Prepared
+from worker.masking import mask_file
 from worker.sandbox.protocol import Command, Result, Workspace, WorkspaceTooLarge
 from worker.station import Station
 from worker.store.inbox import Inbox
@@ -28,10 +28,17 @@ FULL_EVERY = 50
 
 
 class AttemptHost:
-    """One attempt's Host. mail: set by the heartbeat thread when the inbox should be looked at."""
+    """One attempt's Host. mail: set when the inbox should be looked at."""
 
     def __init__(
-        self, task: Task, station: Station, ledger: Ledger, workspace: Workspace, prepared: Prepared, cancel: Cancel
+        self,
+        task: Task,
+        station: Station,
+        ledger: Ledger,
+        workspace: Workspace,
+        prepared: Prepared,
+        cancel: Cancel,
+        mail: threading.Event,
     ) -> None:
         self._task = task
         self._station = station
@@ -39,8 +46,7 @@ class AttemptHost:
         self._workspace = workspace
         self._prepared = prepared
         self._cancel = cancel
-        self.mail = threading.Event()
-        self.mail.set()
+        self._mail = mail
 
     @property
     def task(self) -> Task:
@@ -66,9 +72,9 @@ class AttemptHost:
     def inbox(self) -> Parked | Stopped | None:
         if self._station.drain.is_set():
             return Stopped("drain")
-        if not self.mail.is_set():
+        if not self._mail.is_set():
             return None
-        self.mail.clear()
+        self._mail.clear()
         waiting = Inbox(self._station.archive, self.run.id).read(self.run.inbox_seen)
         for message in waiting:
             if message.kind == "closed":
@@ -81,24 +87,40 @@ class AttemptHost:
     def execute(self, call: ToolCall, tool: Tool, arguments: Any) -> Observed | None:
         work = tool.command(arguments, self._context())
         if isinstance(work, Answer):
-            return observe.answered(call, work)
+            return Observed(observation=observe.answered(call, work), plan=work.plan)
         self._ledger.check()
         results: list[Result] = []
-        for command in work:
-            result = self._workspace.run(self._bounded(command), cancel=self._cancel)
-            results.append(result)
-            if result.cancelled:
-                return None
-        observed = observe.ran(call, work, results, self._task, self._station.redactor, self._ledger.journal.put_blob)
-        for result in results:
-            result.output.path.unlink(missing_ok=True)
-        if not any(command.writes for command in work):
-            return observed
         try:
-            return observed.model_copy(update=self._snapshot())
+            for command in work:
+                results.append(self._workspace.run(self._bounded(command), cancel=self._cancel))
+                if results[-1].cancelled:
+                    return None
+            observation = self._observation(call, work, results)
+        finally:
+            for result in results:
+                result.output.path.unlink(missing_ok=True)
+        if not any(command.writes for command in work):
+            return Observed(observation=observation)
+        try:
+            return Observed(observation=observation, **self._snapshot())
         except WorkspaceTooLarge as error:
-            self._workspace.restore(restore_chain(self._station.archive, self._prepared, self.run))
-            return observe.rolled_back(observed, str(error))
+            self.restore()
+            return Observed(observation=observe.with_error(observation, str(error)))
+
+    def restore(self) -> None:
+        """Lay the workspace down as the last commit left it."""
+        self._workspace.restore(restore_chain(self._station.archive, self._prepared, self.run))
+
+    def _observation(self, call: ToolCall, work: Sequence[Command], results: Sequence[Result]) -> Observation:
+        """Masked and stored before it is shown: what the model reads is what the archive holds."""
+        output = observe.joined(work, results, results[0].output.path.with_suffix(".joint"))
+        try:
+            kept_bytes = mask_file(output.path, self._station.redactor)
+            blob = self._ledger.journal.put_blob(output.path) if kept_bytes else None
+            output = replace(output, kept_bytes=kept_bytes)
+            return observe.observed(call, results, output, self._task.limits, blob=blob)
+        finally:
+            output.path.unlink(missing_ok=True)
 
     def _snapshot(self) -> dict[str, Any]:
         full = len(self.run.chain) >= FULL_EVERY
@@ -106,7 +128,7 @@ class AttemptHost:
         stored = None
         if taken.path is not None:
             stored = self._ledger.journal.put_snapshot(taken.path)
-            Path(taken.path).unlink(missing_ok=True)
+            taken.path.unlink(missing_ok=True)
         level = 0 if taken.full else len(self.run.chain) + 1
         reference = SnapshotRef(
             listing=taken.listing, tree=taken.tree, object=stored, level=level if stored else 0, bytes=taken.bytes
@@ -114,8 +136,6 @@ class AttemptHost:
         return {"snapshot": reference, "files": tuple(self._station.redactor.text(path) for path in taken.files)}
 
     def _bounded(self, command: Command) -> Command:
-        from dataclasses import replace
-
         left_s = max(1.0, self._task.limits.working_time_s - self.working_s())
         return replace(command, timeout_s=min(command.timeout_s, left_s))
 

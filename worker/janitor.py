@@ -55,14 +55,14 @@ class Janitor(threading.Thread):
 
     def __init__(self, archive: Archive, archive_id: str, sandbox: Sandbox, interval_s: float) -> None:
         super().__init__(name="janitor", daemon=True)
-        self._sweep = lambda: sweep(archive, archive_id, sandbox)
+        self._place = (archive, archive_id, sandbox)
         self._interval_s = interval_s
         self._stopped = threading.Event()
 
     def run(self) -> None:
         while not self._stopped.wait(self._interval_s):
             try:
-                self._sweep()
+                sweep(*self._place)
             except (EngineFault, StoreFault) as fault:
                 LOG.warning("janitor_waits", fault=str(fault))
             except Fault as fault:

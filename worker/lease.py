@@ -13,7 +13,7 @@ from types import TracebackType
 import structlog
 
 from worker.contract.cancel import Cancel
-from worker.contract.errors import ConflictFault, HintsFault
+from worker.contract.errors import ConflictFault, HintsFault, StoreFault
 from worker.contract.settings import Settings
 from worker.store.hints import Hints
 
@@ -44,7 +44,9 @@ class Lease:
         self._renewed = time.monotonic()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self._done.set()
         if self._thread is not None:
             self._thread.join()
@@ -79,7 +81,10 @@ class Lease:
             if time.monotonic() >= due or not self.current:
                 due = time.monotonic() + self._settings.heartbeat_s
                 self._extend()
-            on_beat()
+            try:
+                on_beat()
+            except (HintsFault, StoreFault) as fault:
+                LOG.warning("beat_failed", lease=self.name, fault=str(fault))  # the next one looks again
 
     def _extend(self) -> None:
         asked = time.monotonic()

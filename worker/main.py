@@ -92,15 +92,15 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
 def open_station(settings: Settings, name: str, lane: str) -> Station:
     """Everything an attempt borrows, proven: the archive is create-only, Redis keeps its keys, the engine answers."""
     from worker.redact import redactor_from_env
-    from worker.sandbox.docker import DockerSandbox
+    from worker.sandbox.sandbox import DockerSandbox
     from worker.store.archive import open_archive
     from worker.store.hints import Hints
-    from worker.store.logs import configure
+    from worker.store.logs import configure_logs
 
     if settings.redis_url is None:
         raise UsageFault("a worker needs DAWN_REDIS_URL", hint="`dawn up` starts a Redis of its own and sets it")
     redactor = redactor_from_env(os.environ)
-    configure(mask=redactor.text)
+    configure_logs(mask=redactor.text)
     archive = open_archive(settings.archive_url, settings)
     archive.probe()
     hints = Hints(settings.redis_url)
