@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from typing import Any
+from pathlib import Path
 
 import pytest
 from model_server import ModelServer
@@ -22,24 +22,29 @@ KEY = "sk-key-of-these-tests"
 PATHS = {"anthropic": "", "openai": "/v1"}
 
 
-def account_of(provider: str, url: str) -> Account:
-    return Account(provider, KEY, f"{provider.upper()}_API_KEY", url + PATHS[provider])
+def account_of(provider: str, url: str, ca_bundle: Path | None = None) -> Account:
+    return Account(provider, KEY, f"{provider.upper()}_API_KEY", url + PATHS[provider], ca_bundle)
 
 
-def ask(
-    provider: str, url: str, text: str = "hello", *, timeout_s: float = 30, cancel: Cancel | None = None
-) -> Reply:
+def ask(account: Account, text: str, *, timeout_s: float, cancel: Cancel) -> Reply:
     """One question to a server."""
-    account = account_of(provider, url)
-    model = (AnthropicModel if provider == "anthropic" else OpenAIModel)(f"{provider}/m", "m", account)
+    model = (AnthropicModel if account.provider == "anthropic" else OpenAIModel)("p/m", "m", account)
     request = ModelRequest("", (UserMessage(text),), (), step=1, reply_index=0)
-    return model.reply(request, timeout_s=timeout_s, cancel=cancel or Cancel())
+    return model.reply(request, timeout_s=timeout_s, cancel=cancel)
 
 
-def fault_of(provider: str, url: str, text: str = "hello", **kwargs: Any) -> ProviderFault:
+def fault_of(
+    provider: str,
+    url: str,
+    text: str = "hello",
+    *,
+    ca_bundle: Path | None = None,
+    timeout_s: float = 30,
+    cancel: Cancel | None = None,
+) -> ProviderFault:
     """The fault that one question ends in."""
     with pytest.raises(ProviderFault) as caught:
-        ask(provider, url, text, **kwargs)
+        ask(account_of(provider, url, ca_bundle), text, timeout_s=timeout_s, cancel=cancel or Cancel())
     return caught.value
 
 
@@ -130,6 +135,24 @@ def test_a_server_that_is_not_there_is_a_connection_fault(provider: str) -> None
     fault = fault_of(provider, "http://127.0.0.1:9")
     assert (fault.reason, fault.retryable) == ("connection", True)
     assert provider in fault.message
+
+
+def test_a_bundle_of_certificates_opens_a_server_that_only_it_vouches_for(
+    model_server: ModelServer, provider: str, tmp_path: Path
+) -> None:
+    """Networks that rewrite TLS are reached with DAWN_CA_BUNDLE, and not without it."""
+    bundle = model_server.speak_tls(tmp_path)
+    assert "CERTIFICATE_VERIFY_FAILED" in fault_of(provider, model_server.url).message
+    assert model_server.bodies == []
+    model_server.will_answer({"error": {"message": "reached"}}, 400)
+    assert "reached" in fault_of(provider, model_server.url, ca_bundle=bundle).message
+
+
+def test_a_bundle_that_cannot_be_read_names_its_setting(provider: str, tmp_path: Path) -> None:
+    """Not a traceback in the middle of a run."""
+    fault = fault_of(provider, "https://localhost:1", ca_bundle=tmp_path / "absent.pem")
+    assert (fault.reason, fault.retryable) == ("connection", False)
+    assert "DAWN_CA_BUNDLE" in fault.hint
 
 
 def test_cancel_hangs_up_on_the_provider(model_server: ModelServer, provider: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
-from worker.models.call import Account, connection_fault, shape_fault, status_fault, whole_call
+from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
 from worker.models.conversation import Answers, Turn, arguments_object, clean, paired
 from worker.models.prices import price
 from worker.models.protocol import ModelRequest, UserMessage, call_id
@@ -80,7 +80,7 @@ class AnthropicModel:
         from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
         # A conversation goes where it was sent and nowhere else: no redirect is followed.
-        http = DefaultAsyncHttpxClient(follow_redirects=False, verify=self.account.tls)
+        http = DefaultAsyncHttpxClient(follow_redirects=False, verify=trusted(self.account.ca_bundle))
         return AsyncAnthropic(
             api_key=self.account.key,
             base_url=self.account.base_url or BASE_URL,

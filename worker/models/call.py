@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -35,7 +36,7 @@ Answered = TypeVar("Answered")
 @dataclass(frozen=True)
 class Account:
     """Whom a model is asked through. key_name: the variable the key came from. base_url: None for the provider's
-    own address. ca_bundle: certificates to trust instead of the built-in ones."""
+    own address. ca_bundle: certificates to trust instead of the system's."""
 
     provider: str
     key: str = field(repr=False)
@@ -50,10 +51,17 @@ class Account:
         line = " ".join(words.split())
         return line if len(line) <= SHOWN_CHARS else line[:SHOWN_CHARS] + "..."
 
-    @property
-    def tls(self) -> ssl.SSLContext | bool:
-        """What the HTTP client verifies certificates with."""
-        return ssl.create_default_context(cafile=str(self.ca_bundle)) if self.ca_bundle else True
+
+@cache
+def trusted(ca_bundle: Path | None) -> ssl.SSLContext:
+    """What an HTTP client verifies certificates with: those of a file, or the system's. Kept for the life of the
+    process, because reading the system's takes 25 ms of processor time. Raises ProviderFault (connection)."""
+    try:
+        return ssl.create_default_context(cafile=None if ca_bundle is None else str(ca_bundle))
+    except OSError as error:
+        raise ProviderFault(
+            "connection", f"the certificates of {ca_bundle} cannot be read: {error}", hint="look at DAWN_CA_BUNDLE"
+        ) from error
 
 
 def whole_call(ask: Callable[[], Awaitable[Answered]], *, timeout_s: float, cancel: Cancel) -> Answered:

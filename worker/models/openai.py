@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
-from worker.models.call import Account, connection_fault, shape_fault, status_fault, whole_call
+from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
 from worker.models.conversation import Answers, Turn, clean, paired, sendable_arguments
 from worker.models.prices import price
 from worker.models.protocol import ModelRequest, UserMessage, call_id
@@ -70,7 +70,7 @@ class OpenAIModel:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         # A conversation goes where it was sent and nowhere else: no redirect is followed.
-        http = DefaultAsyncHttpxClient(follow_redirects=False, verify=self.account.tls)
+        http = DefaultAsyncHttpxClient(follow_redirects=False, verify=trusted(self.account.ca_bundle))
         return AsyncOpenAI(
             api_key=self.account.key or "none",  # the SDK insists on one; a server without keys ignores it
             base_url=self.account.base_url or BASE_URL,
