@@ -88,6 +88,11 @@ def containers(sandbox: DockerSandbox, owner: Owner) -> list[str]:
     ]
 
 
+def parked(workspace: DockerWorkspace) -> list[str]:
+    """Ids of the containers that wait for a call of this workspace, once they do."""
+    return [future.result().container for future in workspace._pool._parked.values()]
+
+
 @contextmanager
 def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
     """Run act in a thread meanwhile; the list holds what it returned once the block is left."""

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_for
-from sandboxes import MIB, SMALL, Shell, containers, in_background, owner
+from sandboxes import MIB, SMALL, Shell, containers, in_background, owner, parked
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import InvalidFault
 from worker.sandbox.calls import PAYLOAD_BYTES, Tail, compose
-from worker.sandbox.docker import Engine
 from worker.sandbox.output import Spool
 from worker.sandbox.protocol import Command
 from worker.sandbox.sandbox import DockerSandbox
@@ -170,9 +169,7 @@ def test_time_limit_ends_everything(sandbox: DockerSandbox, script: str) -> None
     mine = owner()
     with sandbox.workspace(mine, "python", SMALL) as workspace:
         shell = Shell(workspace)
-        shell.run("true")
-        wait_for(lambda: len(containers(sandbox, mine)) == 2)  # the keeper and the one parked for this call
-        (called,) = set(containers(sandbox, mine)) - {workspace._keeper_box.container}
+        (called,) = parked(workspace)
         assert shell.text(script, timeout_s=1) == "partial\n"
         assert (shell.last.status, shell.last.exit_code) == ("timeout", None)
         assert "1 s" in shell.last.detail
@@ -182,15 +179,10 @@ def test_time_limit_ends_everything(sandbox: DockerSandbox, script: str) -> None
 
 def test_frozen_container_ends_at_the_limit(sandbox: DockerSandbox) -> None:
     """One that was paused from outside neither hangs the call nor survives it (T55)."""
-    mine = owner()
-    engine = Engine(None)
-    with sandbox.workspace(mine, "python", SMALL) as workspace:
-        parked = wait_for(lambda: set(containers(sandbox, mine)) - {workspace._keeper_box.container}).pop()
-        workspace._pool._parked[next(iter(workspace._pool._parked))].result()
-        engine._api.pause(parked)
+    with sandbox.workspace(owner(), "python", SMALL) as workspace:
+        sandbox._engine._api.pause(parked(workspace)[0])
         assert Shell(workspace).run("echo never", timeout_s=1).status == "timeout"
         assert Shell(workspace).text("echo next") == "next\n"
-    engine.close()
 
 
 def test_cancel_kills_a_call_at_once(shell: Shell) -> None:
@@ -287,8 +279,7 @@ def test_call_killed_from_outside_is_an_observation(sandbox: DockerSandbox) -> N
     with sandbox.workspace(mine, "python", SMALL) as workspace:
         shell = Shell(workspace)
         with in_background(lambda: shell.run("touch ~/up; sleep 300", network=True)) as returned:
-            keep = {workspace._keeper_box.container}
-            keep |= {future.result().container for future in workspace._pool._parked.values()}
+            keep = {workspace._keeper_box.container, *parked(workspace)}
             called = wait_for(lambda: set(containers(sandbox, mine)) - keep).pop()
             wait_for(lambda: sandbox._engine._api.inspect_container(called)["State"]["Running"])
             sandbox._engine.kill(called)

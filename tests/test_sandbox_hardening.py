@@ -14,7 +14,6 @@ from conftest import wait_for
 from sandboxes import MIB, SMALL, Shell, containers, in_background, owner
 
 from worker.contract.cancel import Cancel
-from worker.sandbox.docker import Engine
 from worker.sandbox.protocol import Command
 from worker.sandbox.sandbox import DockerSandbox
 
@@ -197,7 +196,6 @@ def test_secret_reaches_the_program_and_nothing_else(sandbox: DockerSandbox) -> 
     """The program has the value, exactly, while the container's description holds neither it nor its name."""
     mine = owner()
     cancel = Cancel()
-    engine = Engine(None)
     value = "canary-7f3a\n'second \"line"
     digest = hashlib.sha256(value.encode()).hexdigest()
     with sandbox.workspace(mine, "python", SMALL) as workspace:
@@ -206,10 +204,9 @@ def test_secret_reaches_the_program_and_nothing_else(sandbox: DockerSandbox) -> 
         with in_background(lambda: workspace.run(command, cancel=cancel)) as returned:
             (called,) = wait_for(lambda: set(containers(sandbox, mine)) - before)
             wait_for(lambda: any(digest in path.read_text() for path in workspace._spool.glob("*.out")))
-            described = json.dumps(engine._api.inspect_container(called))
+            described = json.dumps(sandbox._engine._api.inspect_container(called))
             cancel.set("seen enough")
         assert returned[0].cancelled
-    engine.close()
     assert "canary-7f3a" not in described
     assert "TOKEN" not in described
 
