@@ -203,6 +203,16 @@ def test_commands_run_as_steps_of_their_own_and_decide_nothing() -> None:
     assert (after.asked[0].step, after.asked[0].reply_index) == (3, 0)
 
 
+def test_commands_are_not_bound_by_a_models_context() -> None:
+    """Large outputs of many commands neither end the commands nor flood the model that comes after them."""
+    numbers = iter(range(30))
+    host = MemoryHost(
+        task(("fix",) * 30, context_tokens=100_000), lambda _: (0, "x" * 50_000 + str(next(numbers)), "a")
+    )
+    assert work(host, Says(runs("fix")), Toolset(), phase="commands") is None
+    assert work(host, Says(DONE), Toolset()) == Finished(text="It is done.")
+
+
 # What a model does wrong
 
 

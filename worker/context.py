@@ -40,6 +40,9 @@ from worker.tools.tool import ARGUMENTS_BYTES_MAX
 REPEAT_NUDGES = (3, 5, 8)
 """How often the same call must have had the same result before the model is told (plan, section 6)."""
 
+COMMAND_TAIL_CHARS = 4_000
+"""Shown of what a command before the model's turn wrote; read_output has all of it."""
+
 BYTES_PER_TOKEN = 3.5
 """A cautious average: English and code have about 4 bytes a token, other scripts fewer."""
 
@@ -129,7 +132,8 @@ class _Transcript:
     def _observe(self, observation: Observation, repeats: int) -> None:
         command = self._commands.get(observation.call_id)
         if command is not None:
-            self._say(text("command", command=command, observation=_json(observation)))
+            tail = observation.model_copy(update={"output": observation.output[-COMMAND_TAIL_CHARS:]})
+            self._say(text("command", command=command, observation=_json(tail)))
             return
         self._results[observation.call_id] = _result(observation)
         if repeats in REPEAT_NUDGES:

@@ -47,7 +47,8 @@ def work(
             return end
         request = context.render(host.task, host.records(), tools.specs, phase)
         size = context.estimate_tokens(request)
-        if (failure := meter.oversize(size, host.task.limits)) is not None:
+        failure = meter.oversize(size, host.task.limits) if phase == "model" else None
+        if failure is not None:
             return _finish(host, failure)
         began_s = host.working_s()
         reply = _ask(host, model, request)

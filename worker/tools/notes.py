@@ -13,6 +13,10 @@ from worker.tools.output import clip, lines
 from worker.tools.tool import Answer, ToolArguments, ToolContext
 
 
+LINE_MAX = 10**9
+"""No output has more lines: 64 MiB are kept of it."""
+
+
 class Item(ToolArguments):
     text: Annotated[str, Field(min_length=1, max_length=500)]
     status: Literal["todo", "doing", "done"] = "todo"
@@ -39,8 +43,8 @@ class UpdatePlan:
 
 class ReadOutputArguments(ToolArguments):
     call_id: Annotated[str, Field(min_length=1, description="the tool_call_id of an earlier result")]
-    start_line: Annotated[int, Field(ge=1)] = 1
-    end_line: Annotated[int | None, Field(ge=1, description="null: as many lines as fit")] = None
+    start_line: Annotated[int, Field(ge=1, le=LINE_MAX)] = 1
+    end_line: Annotated[int | None, Field(ge=1, le=LINE_MAX, description="null: as many lines as fit")] = None
     start_column: Annotated[int, Field(ge=1, description="first character shown of a very long line")] = 1
 
 
@@ -57,7 +61,7 @@ class ReadOutput:
         if data is None:
             return Answer(f"no output is kept for call {arguments.call_id!r}; give a tool_call_id you saw", ok=False)
         first = arguments.start_line
-        last = min(arguments.end_line or first + context.limits.output_shown_lines - 2, 10**9)
+        last = arguments.end_line or first + context.limits.output_shown_lines - 2
         left = context.limits.output_shown_bytes - 200
         picked: list[str] = []
         for line in islice(lines(io.BytesIO(data)), first - 1, last):
