@@ -12,7 +12,6 @@ from worker.contract.events import PlanItem
 from worker.tools.output import clip, lines
 from worker.tools.tool import Answer, ToolArguments, ToolContext
 
-
 LINE_MAX = 10**9
 """No output has more lines: 64 MiB are kept of it."""
 
