@@ -179,7 +179,7 @@ class Stack:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not self._take_lock():
             found = running(self.settings)
-            if found is not None and _workers(found.redis_url):
+            if found is not None and _offers(found.redis_url):
                 self.settings, self._guest = connected(self.settings), True
                 self._say(f"using the running stack (process {found.pid})")
                 return
@@ -200,11 +200,12 @@ class Stack:
         staged = self._state / f"stack.json.{os.getpid()}"
         staged.write_text(json.dumps(record))
         staged.replace(self._state / "stack.json")
+        stale = _offers(str(self.settings.redis_url))  # of workers that died a moment ago
         self._add("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
         for number in range(self._workers):
             name = "worker" if number == 0 else f"worker-{number + 1}"
             self._add(name, self._worker_command)
-        self._await(lambda: _workers(str(self.settings.redis_url)), "worker")
+        self._await(lambda: _offers(str(self.settings.redis_url)) - stale, "worker")
 
     def _socket(self) -> Path:
         path = self._state.absolute() / "valkey.sock"
@@ -238,7 +239,7 @@ class Stack:
             path.replace(path.with_suffix(".log.1"))
         return path.open("ab")
 
-    def _await(self, ready: Callable[[], bool], name: str) -> None:
+    def _await(self, ready: Callable[[], object], name: str) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not ready():
             for part in self._children:
@@ -308,12 +309,13 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _workers(url: str) -> bool:
+def _offers(url: str) -> set[str]:
+    """Names of the workers that take ordinary runs, empty when Redis does not answer."""
     hints = Hints(url, socket_timeout_s=1)
     try:
-        return any("batch" in worker.lanes for worker in hints.workers())
+        return {worker.name for worker in hints.workers() if "batch" in worker.lanes}
     except HintsFault:
-        return False
+        return set()
     finally:
         hints.close()
 

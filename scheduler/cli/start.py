@@ -111,7 +111,7 @@ def demo() -> None:
     archive = edge.archive(where)
     key = secrets.token_hex(8)
     batches = [
-        batch_of(scenarios.load(name, where.limits), archive, say=terminal.say, key=key)
+        batch_of(scenarios.load(name, where.limits), archive, say=lambda _: None, key=key)
         for name in scenarios.FORETOLD
     ]
     runs, interrupted = _watch(batches, archive, where)
