@@ -4,7 +4,7 @@ a lost doorbell is rung again, a doubled one finds the lease taken. The one door
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -103,6 +103,11 @@ def worker_arguments(name: str, lanes: Iterable[str], slots: int) -> list[str]:
         "--without-heartbeat",
         "--loglevel=WARNING",
     ]
+
+
+def on_shutdown(act: Callable[[], None]) -> None:
+    """Call act when this worker is told to stop, before it waits for the runs that it has begun."""
+    signals.worker_shutting_down.connect(lambda **_: act(), weak=False)
 
 
 def ring(app: Celery, run: str, lane: str) -> None:
