@@ -66,7 +66,7 @@ def emit_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.text import Text
 
     console = Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="")
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
