@@ -1,0 +1,212 @@
+"""Measures calls in fresh containers. Refuses to be a test: nothing here fails for being slow, only for being wrong.
+
+Every number is a wall-clock time in milliseconds, medians and 90th percentiles of one run, rounds interleaved. Ratios
+carry over to other machines, milliseconds do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from worker.contract.cancel import Cancel
+from worker.contract.settings import Settings
+from worker.contract.task import Limits
+from worker.sandbox import calls, shape
+from worker.sandbox.keeper import Keeper
+from worker.sandbox.protocol import Command, Owner
+from worker.sandbox.sandbox import DockerSandbox
+from worker.sandbox.workspace import KEEPER_ENTRYPOINT, DockerWorkspace
+
+ROUNDS, ROUNDS_SHORT = 50, 10
+MODEL_S = 0.5
+PARALLEL = 4
+OWNER = Owner("bench", "bench", 1, "agent")
+TRUE = Command(b"true")
+SCENARIO = Path(__file__).with_name("scenario.json")
+
+Times = dict[str, list[float]]
+
+
+def timed(act: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    act()
+    return (time.perf_counter() - start) * 1000
+
+
+def quiet(workspace: DockerWorkspace) -> None:
+    """Until the last call is gone and a container is parked for the next, as after a model's thinking."""
+    workspace._settle()
+    for future in workspace._pool._parked.values():
+        future.result()
+    for leaving in workspace._pool._leaving:
+        leaving.result()
+
+
+def measure_calls(sandbox: DockerSandbox, rounds: int) -> Times:
+    """What a call costs, in our way and in the ways we did not take."""
+    times: Times = defaultdict(list)
+    engine = sandbox._engine
+    with sandbox.workspace(OWNER, "python", Limits()) as workspace:
+
+        def run(command: Command = TRUE) -> None:
+            result = workspace.run(command, cancel=Cancel())
+            assert (result.status, result.exit_code) == ("ok", 0), result
+
+        def body(network: str) -> dict[str, Any]:
+            return shape.call(
+                OWNER,
+                workspace._image,
+                workspace._volume,
+                Limits(),
+                entrypoint=calls.ENTRYPOINT,
+                network=network,
+                writes=True,
+                root=False,
+                cpus=engine.cpus,
+            )
+
+        standing = workspace._start(body("none"))
+        try:
+            for _ in range(rounds):
+                quiet(workspace)
+                times["parked_call"].append(timed(run))
+                times["engine_end"].append(timed(workspace._settle))
+                run(Command(b"date +%N >changed"))
+                workspace._settle()
+                times["snapshot"].append(timed(workspace.snapshot))
+                quiet(workspace)
+                missed = Command(b"true", writes=False)
+                times["pool_miss"].append(timed(lambda command=missed: run(command)))
+                workspace._pool.close()
+                workspace.expect("shell", writes=True)
+                quiet(workspace)
+                exec_argv = ["docker", "exec", standing.container, "true"]
+                times["docker_exec"].append(timed(lambda argv=exec_argv: subprocess.run(argv, check=True)))
+                times["api_exec"].append(timed(lambda: _api_exec(engine._api, standing.container)))
+                start = time.perf_counter()
+                cold = workspace._start(body("none"))
+                times["create_start"].append((time.perf_counter() - start) * 1000)
+                workspace._pool._remove(cold)
+        finally:
+            workspace._pool._remove(standing)
+        keepers = rounds // 5
+        for _ in range(keepers):
+            times["keeper_up"].append(timed(lambda: _keeper_up(workspace)))
+    return times
+
+
+def _api_exec(api: Any, container: str) -> None:
+    made = api.exec_create(container, ["true"])["Id"]
+    api.exec_start(made)
+    assert api.exec_inspect(made)["ExitCode"] == 0
+
+
+def _keeper_up(workspace: DockerWorkspace) -> None:
+    body = shape.keeper(OWNER, workspace._toolbox, workspace._volume, entrypoint=KEEPER_ENTRYPOINT)
+    box = workspace._start(body)
+    Keeper(box.stream).hello(Limits())
+    workspace._pool.remove(box)
+
+
+def play(sandbox: DockerSandbox, steps: list[dict[str, Any]]) -> tuple[list[float], float]:
+    """Wall time of each call (model thinking and commit apart), and of the whole run in seconds."""
+    walls = []
+    start = time.perf_counter()
+    with sandbox.workspace(OWNER, "python", Limits()) as workspace:
+        for step in steps:
+            time.sleep(MODEL_S)
+            begun = time.perf_counter()
+            result = workspace.run(Command(step["command"].encode()), cancel=Cancel())
+            walls.append((time.perf_counter() - begun) * 1000)
+            output = result.output.path.read_text()
+            if (result.status, result.exit_code) != ("ok", step["exit_code"]) or step["expect"] not in output:
+                raise SystemExit(f"step {step['n']} went wrong: {result}\n{output}")
+            workspace.snapshot()
+    return walls, time.perf_counter() - start
+
+
+def alone(sandbox: DockerSandbox, steps: list[dict[str, Any]]) -> list[float]:
+    """What each command takes by itself, all in one container: what no sandbox can go below."""
+    lines = ["clock() { echo ${EPOCHREALTIME/./} >>/tmp/clock; }"]
+    for step in steps:
+        lines += ["clock", f"bash -c {shlex.quote(step['command'])} </dev/null >/dev/null 2>&1", "clock"]
+    with sandbox.workspace(OWNER, "python", Limits()) as workspace:
+        script = "\n".join([*lines, "cat /tmp/clock"])
+        text = workspace.run(Command(script.encode()), cancel=Cancel()).output.path.read_text()
+    clock = [int(line) / 1000 for line in text.split()]
+    return [end - start for start, end in zip(clock[::2], clock[1::2], strict=True)]
+
+
+def measure_scenario(sandbox: DockerSandbox, parallel: int) -> dict[str, float]:
+    """Overhead per call over `alone`, model 0.5 s, so many runs at once."""
+    steps = json.loads(SCENARIO.read_text())["steps"]
+    by_itself = alone(sandbox, steps)
+    played: list[tuple[list[float], float]] = []
+    threads = [threading.Thread(target=lambda: played.append(play(sandbox, steps))) for _ in range(parallel)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(played) != parallel:
+        raise SystemExit("a run went wrong")
+    over = [wall - own for walls, _ in played for wall, own in zip(walls, by_itself, strict=True)]
+    return {
+        "overhead_median_ms": statistics.median(over),
+        "overhead_p90_ms": p90(over),
+        "overhead_max_ms": max(over),
+        "alone_ms": sum(by_itself),
+        "run_s": statistics.median(seconds for _, seconds in played),
+    }
+
+
+def p90(values: list[float]) -> float:
+    return statistics.quantiles(values, n=10, method="inclusive")[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="10 rounds instead of 50, one run instead of four")
+    parser.add_argument("--json", action="store_true", help="nothing but the last line")
+    asked = parser.parse_args()
+    report: dict[str, float] = {}
+
+    def say(text: str) -> None:
+        if not asked.json:
+            print(text, flush=True)
+
+    with tempfile.TemporaryDirectory() as state:
+        sandbox = DockerSandbox(Settings(state_dir=Path(state)))
+        times = measure_calls(sandbox, ROUNDS_SHORT if asked.short else ROUNDS)
+        say(f"{'':<16}{'median':>9}{'p90':>9}   ms")
+        for name, values in times.items():
+            report |= {f"{name}_ms": statistics.median(values), f"{name}_p90_ms": p90(values)}
+            say(f"{name:<16}{statistics.median(values):>9.1f}{p90(values):>9.1f}   of {len(values)}")
+        for parallel in (1,) if asked.short else (1, PARALLEL):
+            found = measure_scenario(sandbox, parallel)
+            say(
+                f"{parallel} x 20 calls, model {MODEL_S} s: overhead {found['overhead_median_ms']:.1f} median, "
+                f"{found['overhead_p90_ms']:.1f} p90, {found['overhead_max_ms']:.1f} max; whole run "
+                f"{found['run_s']:.1f} s; the commands alone {found['alone_ms']:.0f} ms"
+            )
+            report |= {f"scenario_{parallel}_{name}": value for name, value in found.items()}
+        left = sandbox.owned(OWNER.archive)
+        sandbox.close()
+    if left:
+        sys.exit(f"left behind: {left}")
+    print(json.dumps({name: round(value, 2) for name, value in report.items()}))
+
+
+if __name__ == "__main__":
+    main()
