@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import (
     ConflictFault,
     IntegrityFault,
@@ -18,11 +20,13 @@ from worker.contract.errors import (
     VersionFault,
 )
 from worker.contract.events import (
+    CheckResult,
     Claimed,
     Event,
     Finished,
     Observation,
     Observed,
+    Prepared,
     Replied,
     Reply,
     Sealed,
@@ -30,6 +34,7 @@ from worker.contract.events import (
     Steered,
     Submitted,
     ToolCall,
+    Verdict,
     Yielded,
     canonical,
     digest,
@@ -39,6 +44,7 @@ from worker.contract.settings import Settings
 from worker.contract.task import Repo, Task
 from worker.store import keys
 from worker.store.archive import Archive, open_archive
+from worker.store.content import put_content
 from worker.store.journal import SEGMENT_BYTES, AppendConflict, Journal
 from worker.store.local import LocalArchive
 
@@ -378,6 +384,49 @@ def test_verify_checks_what_events_name(
     damage(archive, key, change)
     (problem,) = journal.verify()
     assert key in problem
+
+
+@pytest.mark.parametrize("lost", ["env.json", "level 0", "baseline", "baseline's blob"])
+def test_verify_checks_the_environment(archive: CountingArchive, journal: Journal, lost: str) -> None:
+    """What `prepared` names is checked down to the level 0 and the baseline's outputs."""
+    key, env_blob = "e" * 64, partial(keys.environment_blob, "e" * 64)
+    level_0, output = put_content(archive, env_blob, b"tar"), put_content(archive, env_blob, b"1 failed")
+    check = CheckResult(name="tests", status="red", blob=output)
+    baseline = canonical(Baseline(checks=(check,)).model_dump(mode="json"))
+    archive.create(keys.baseline(key, "0" * 64), baseline)
+    environment = PreparedEnvironment(
+        key=key,
+        commit="c",
+        branch="",
+        image_name="python",
+        image="i",
+        snapshot=level_0,
+        snapshot_bytes=3,
+        listing="0" * 64,
+        tree="0" * 64,
+        tracked=1,
+    )
+    stored = canonical(environment.model_dump(mode="json"))
+    archive.create(keys.environment(key), stored)
+    prepared = Prepared(
+        environment_key=key,
+        environment=digest(stored),
+        baseline=digest(baseline),
+        commit="c",
+        image="i",
+        reused=False,
+    )
+    write(journal, CLAIMED, prepared, Verdict(verdict="broke", checks=(), baseline=(check,)))
+    assert journal.verify() == []
+    lost_key = {
+        "env.json": keys.environment(key),
+        "level 0": env_blob(level_0),
+        "baseline": keys.baseline(key, "0" * 64),
+        "baseline's blob": env_blob(output),
+    }[lost]
+    damage(archive, lost_key, b"other")
+    (problem,) = journal.verify()
+    assert lost_key.rpartition("/")[0] in problem
 
 
 def test_verify_goes_on_after_a_problem(archive: CountingArchive, journal: Journal) -> None:

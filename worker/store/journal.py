@@ -6,11 +6,11 @@ the other wrote. Every line names the hash of the line before; the first names t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,13 +20,8 @@ from worker.contract.errors import ConflictFault, IntegrityFault, InvalidFault, 
 from worker.contract.events import (
     JOURNAL_VERSION,
     Event,
-    FedBack,
-    Observed,
-    Prepared,
     Record,
-    Sealed,
     Submitted,
-    Verdict,
     canonical,
     digest,
 )
@@ -34,6 +29,8 @@ from worker.contract.run import Run, fold
 from worker.contract.task import TASK_VERSION, Task
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.content import content_chunks, get_content, put_content
+from worker.store.evidence import evidence_problems
 
 READERS = 8
 """Segments fetched at the same time, which hides an object store's round trips."""
@@ -153,23 +150,19 @@ class Journal:
 
     def put_blob(self, data: bytes | Path) -> str:
         """Store bytes or a file under their digest, and return it. Storing them again changes nothing."""
-        return self._put(keys.blob, data)
+        return put_content(self._archive, partial(keys.blob, self.run), data)
 
     def get_blob(self, name: str, *, max_bytes: int = 256 * 2**20) -> bytes:
         """The bytes of a blob, at most max_bytes."""
-        data = self._archive.get(keys.blob(self.run, name), max_bytes=max_bytes)
-        if digest(data) != name:
-            raise IntegrityFault(f"{keys.blob(self.run, name)} does not have its digest")
-        return data
+        return get_content(self._archive, keys.blob(self.run, name), name, max_bytes=max_bytes)
 
     def put_snapshot(self, data: bytes | Path) -> str:
         """Store a snapshot's archive of changes under its digest, and return it."""
-        return self._put(keys.snapshot, data)
+        return put_content(self._archive, partial(keys.snapshot, self.run), data)
 
     def get_snapshot(self, name: str) -> Iterator[bytes]:
-        """A snapshot's archive in chunks. A wrong digest shows only at the end: then the last step raises
-        IntegrityFault, and what was made of the chunks before must be thrown away."""
-        return _checked(self._archive, keys.snapshot(self.run, name), name)
+        """A snapshot's archive in chunks; a wrong digest shows at the end (see content_chunks)."""
+        return content_chunks(self._archive, keys.snapshot(self.run, name), name)
 
     def verify(self) -> list[str]:
         """Recompute the chain and every digest its events name; one line for each problem, empty when all is sound.
@@ -178,7 +171,7 @@ class Journal:
         """
         prev: str | None = digest(self._task_bytes())
         problems: list[str] = []
-        named: dict[str, str] = {}
+        events: list[Event] = []
         seq = -1
         for key, data in self._segments(-1):
             seq += 1
@@ -188,26 +181,11 @@ class Journal:
                     seq, prev = keys.segment_seq(key), None
                 for record, line_hash in _parse(key, data, self.run, seq, prev):
                     prev = line_hash
-                    named.update(self._named(record.event))
+                    events.append(record.event)
             except (IntegrityFault, VersionFault) as fault:
                 problems.append(fault.message)
                 prev = None
-        for key, expected in named.items():
-            try:
-                for _ in _checked(self._archive, key, expected):
-                    pass
-            except (IntegrityFault, NotFoundFault) as fault:
-                problems.append(fault.message)
-        return problems
-
-    def _put(self, key: Callable[[str, str], str], data: bytes | Path) -> str:
-        if isinstance(data, Path):
-            with open(data, "rb") as file:
-                name = hashlib.file_digest(file, "sha256").hexdigest()
-        else:
-            name = digest(data)
-        self._archive.create(key(self.run, name), data)
-        return name
+        return problems + evidence_problems(self._archive, self.run, events)
 
     def _task_bytes(self) -> bytes:
         try:
@@ -235,28 +213,6 @@ class Journal:
                 yield from zip(head, pool.map(fetch, head), strict=True)
                 head = list(islice(found, READ_AHEAD))
 
-    def _named(self, event: Event) -> dict[str, str]:
-        """Key -> digest of everything an event names."""
-        blobs: list[str | None] = []
-        named: dict[str, str] = {}
-        match event:
-            case Prepared():
-                named[keys.environment(event.environment_key)] = event.environment
-            case Observed():
-                blobs.append(event.observation.blob)
-                if event.snapshot is not None and event.snapshot.object is not None:
-                    named[keys.snapshot(self.run, event.snapshot.object)] = event.snapshot.object
-            case FedBack():
-                blobs.extend(check.blob for check in event.checks)
-            case Verdict():
-                blobs.extend(check.blob for check in event.checks)
-                blobs.append(event.patch.digest)
-            case Sealed():
-                blobs.extend(event.artifacts.values())
-            case _:
-                pass
-        return named | {keys.blob(self.run, name): name for name in blobs if name is not None}
-
 
 def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[Line]:
     """The records of one segment; prev None skips the link to the line before."""
@@ -277,16 +233,6 @@ def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[
         prev = digest(text)
         lines.append((record, prev))
     return lines
-
-
-def _checked(archive: Archive, key: str, expected: str) -> Iterator[bytes]:
-    """The object's chunks; raises IntegrityFault after the last when the digest is not the expected one."""
-    hasher = hashlib.sha256()
-    for chunk in archive.chunks(key):
-        hasher.update(chunk)
-        yield chunk
-    if hasher.hexdigest() != expected:
-        raise IntegrityFault(f"{key} does not have the digest {expected} that the journal names")
 
 
 def _refuse_newer(data: bytes, known: int, where: str) -> None:

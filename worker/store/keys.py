@@ -114,6 +114,10 @@ def baseline(key: str, checks: str) -> str:
     return f"environments/{key}/baselines/{checks}.json"
 
 
+def baseline_folder(key: str) -> str:
+    return f"environments/{key}/baselines/"
+
+
 def image(image_id: str) -> str:
     return f"images/{image_id}.tar"
 

@@ -1,0 +1,41 @@
+"""Owns objects named by their own SHA-256: storing them, reading them with proof. Refuses to trust a store's word."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from worker.contract.errors import IntegrityFault
+from worker.contract.events import digest
+from worker.store.archive import Archive
+
+
+def put_content(archive: Archive, key: Callable[[str], str], data: bytes | Path) -> str:
+    """Store bytes or a file under key(digest), and return the digest. Storing the same again changes nothing."""
+    if isinstance(data, Path):
+        with data.open("rb") as file:
+            name = hashlib.file_digest(file, "sha256").hexdigest()
+    else:
+        name = digest(data)
+    archive.create(key(name), data)
+    return name
+
+
+def get_content(archive: Archive, key: str, name: str, *, max_bytes: int = 256 * 2**20) -> bytes:
+    """The whole object, at most max_bytes. Raises IntegrityFault when its digest is not `name`."""
+    data = archive.get(key, max_bytes=max_bytes)
+    if digest(data) != name:
+        raise IntegrityFault(f"{key} does not have the digest {name}")
+    return data
+
+
+def content_chunks(archive: Archive, key: str, name: str) -> Iterator[bytes]:
+    """The object in chunks. A wrong digest shows only at the end: then the last step raises IntegrityFault, and what
+    was made of the chunks before must be thrown away."""
+    hasher = hashlib.sha256()
+    for chunk in archive.chunks(key):
+        hasher.update(chunk)
+        yield chunk
+    if hasher.hexdigest() != name:
+        raise IntegrityFault(f"{key} does not have the digest {name}")
