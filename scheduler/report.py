@@ -137,13 +137,22 @@ def _detail(run: Run) -> str:
 
 
 def _checks(verdict: Verdict) -> str:
-    before = {check.name: check for check in verdict.baseline}
-    return "\n".join(_check(check, before.get(check.name)) for check in verdict.checks)
+    """One line a check, its reruns together: `tests: red before, green now`."""
+    names = dict.fromkeys(check.name for check in verdict.checks)
+    return "\n".join(
+        f"{name}: {_seen(name, verdict.baseline) or 'no baseline'} before, {_seen(name, verdict.checks)} now"
+        for name in names
+    )
 
 
-def _check(check: CheckResult, before: CheckResult | None) -> str:
-    code = "" if check.exit_code in (0, None) else f" (exit code {check.exit_code})"
-    return f"{check.name}: {before.status if before else 'no baseline'} before, {check.status} now{code}"
+def _seen(name: str, checks: Iterable[CheckResult]) -> str:
+    """Every way a check ended: `green`, or `red (exit code 1) and green` when it is unstable."""
+    ends = [
+        check.status + (f" (exit code {check.exit_code})" if check.exit_code not in (0, None) else "")
+        for check in checks
+        if check.name == name
+    ]
+    return " and ".join(dict.fromkeys(ends))
 
 
 def _files(verdict: Verdict) -> Sequence[tuple[str, str]]:

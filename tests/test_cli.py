@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,15 +317,7 @@ def test_no_control_byte_of_any_data_reaches_a_terminal(sealed_run: str, words: 
         assert shown.wait() == 0
     os.close(master)
     text = out.decode("utf-8").replace("\r\n", "\n")
-    data_bytes = [
-        letter for letter in text if (ord(letter) < 32 and letter not in "\n\t") or 127 <= ord(letter) < 160
-    ]
-    styling = "\x1b[1m", "\x1b[0m"
-    for code in styling:
-        assert text.count(code) <= 200
-    assert not [letter for letter in data_bytes if letter != "\x1b"]
-    assert "\x1b[31m" not in text
-    assert "\x1b]" not in text
+    assert not [letter for letter in text if unicodedata.category(letter) == "Cc" and letter not in "\n\t"]
 
 
 def test_plain_writes_control_and_direction_characters_out() -> None:

@@ -118,7 +118,7 @@ def demo() -> None:
     views = _tell(list(runs), archive, as_json=False)
     for view in views:
         terminal.emit(f"\n{view.task.run} ({view.task.batch})")
-        terminal.emit(scenarios.diff(archive, view) or "no patch")
+        terminal.emit(scenarios.diff(archive, view) or scenarios.last_words(view))
     terminal.emit(
         f"\nThe archive lies in {archive.url}; read on with: dawn show {views[0].task.run}" if views else ""
     )

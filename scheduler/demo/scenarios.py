@@ -37,6 +37,11 @@ def diff(archive: Archive, view: View) -> str:
     return Journal(archive, view.task.run).get_blob(artifacts["patch.diff"]).decode("utf-8", "replace").rstrip("\n")
 
 
+def last_words(view: View) -> str:
+    """What a run without a patch left behind: the agent's words, or the report of how far it came."""
+    return view.run.finished.text if view.run.finished else "nothing was done"
+
+
 def surprises(views: Iterable[View]) -> list[str]:
     """One line for each run that did not end as its table foretells."""
     found = []
