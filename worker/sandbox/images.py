@@ -99,7 +99,9 @@ def build(
 def save(path: Path, *, progress: Progress = _silent) -> None:
     """Write all images into one tar for a host without registry or mirror, building what is missing first."""
     ensure(progress=progress)
-    references = [reference(name) for name in ("root", "base", *names()) if not missing([name])]
+    every = ("root", "base", *names())
+    absent = missing(every)
+    references = [reference(name) for name in every if name not in absent]
     progress(f"saving {len(references)} images to {path}")
     _docker("save", "-o", str(path), *references, timeout_s=TRANSFER_TIMEOUT_S)
 
@@ -187,17 +189,15 @@ def _make_root(progress: Progress) -> None:
         _docker("tag", public, reference("root"))
         return
     with debootstrapped(progress) as root:
-        packed = subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE)
-        _docker(
-            "import",
-            "--change=LABEL dawnfleet=image",
-            '--change=CMD ["/bin/bash"]',
-            "-",
-            reference("root"),
-            timeout_s=BUILD_TIMEOUT_S,
-            stdin=packed.stdout,
-        )
-        if packed.wait() != 0:
+        argv = ["tar", "-C", str(root), "--numeric-owner", "-c", "."]
+        changes = ("--change=LABEL dawnfleet=image", '--change=CMD ["/bin/bash"]')
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as packed:
+            try:
+                _docker("import", *changes, "-", reference("root"), timeout_s=BUILD_TIMEOUT_S, stdin=packed.stdout)
+            except Fault:
+                packed.kill()
+                raise
+        if packed.returncode != 0:
             _docker("rmi", reference("root"))
             raise EnvironmentFault("image", "tar could not read the root filesystem that debootstrap made")
 
@@ -240,7 +240,9 @@ def _docker(*argv: str, timeout_s: float = 60, stdin: bytes | Any = None) -> str
     environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
     feed: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin or subprocess.DEVNULL}
     try:
-        done = subprocess.run(["docker", *argv], capture_output=True, timeout=timeout_s, env=environment, **feed)
+        done: subprocess.CompletedProcess[bytes] = subprocess.run(
+            ["docker", *argv], capture_output=True, timeout=timeout_s, env=environment, **feed
+        )
     except FileNotFoundError as error:
         raise EngineFault(
             "there is no `docker` command",
@@ -260,6 +262,8 @@ def _docker(*argv: str, timeout_s: float = 60, stdin: bytes | Any = None) -> str
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m worker.sandbox.images build|save|load|list`; references on stdout, progress on stderr."""
+    from worker.contract.settings import Settings
+
     parser = argparse.ArgumentParser(prog="dawn images", description="The images of the sandbox.")
     acts = parser.add_subparsers(dest="act", required=True)
     building = acts.add_parser("build", help="build what is missing")
@@ -269,6 +273,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     acts.add_parser("load", help="bring the engine what save wrote").add_argument("path", type=Path)
     acts.add_parser("list", help="name, reference, and whether the engine holds it")
     asked = parser.parse_args(argv)
+
+    docker_url = Settings().docker_url
+    if docker_url:
+        # This is the process edge, and the docker command knows no other way that holds for all its calls.
+        os.environ["DOCKER_HOST"] = docker_url
 
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from worker.contract.errors import EnvironmentFault
 
 DEBOOTSTRAP_TIMEOUT_S = 1800
 APT_FOLDER = Path("/etc/apt")
+OTHER_WAYS = "load images saved elsewhere by `dawn images save FILE` with `dawn images load FILE`"
 KEPT_SETTINGS = ("Acquire::Check-Valid-Until", "Acquire::Check-Date")
 """Settings of the host's apt that say how old a mirror may be; a frozen mirror needs them inside as well."""
 
@@ -122,12 +123,14 @@ def debootstrapped(progress: Callable[[str], None]) -> Iterator[Path]:
         options = ["--variant=minbase", "--include=ca-certificates", f"--components={','.join(main.components)}"]
         if main.key:
             options.append(f"--keyring={main.key}")
-        _run(["debootstrap", *options, main.suite, str(root), main.uri], timeout_s=DEBOOTSTRAP_TIMEOUT_S)
+        try:
+            _run(["debootstrap", *options, main.suite, str(root), main.uri], timeout_s=DEBOOTSTRAP_TIMEOUT_S)
+        finally:
+            # One that died leaves these mounted, and removing the folder must not walk into them.
+            for mounted in ("proc", "sys"):
+                subprocess.run(["umount", "--lazy", str(root / mounted)], capture_output=True)
         _adopt(root, sources)
         yield root
-
-
-OTHER_WAYS = "load images saved elsewhere by `dawn images save FILE` with `dawn images load FILE`"
 
 
 def _codename() -> str:
