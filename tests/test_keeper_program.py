@@ -599,6 +599,7 @@ file_of = st.lists(
     ignores=st.dictionaries(st.sampled_from(["", "a/", "a/b/"]), st.lists(pattern_of, max_size=5), max_size=3),
 )
 @example({"a/b/ab", "a/ab"}, set(), {"": ["a/b/", "!a/b/ab"]})
+@example({"a", "b/a", "]/a"}, set(), {"": ["[/[ab]", "b\\/*", "[/]]/a"]})
 @example({"a/b", "b"}, {"a/ab"}, {"": ["a", "\ufeff", "**/b/**"]})
 def test_ignored_means_what_git_means(
     pair: tuple[Keeper, Keeper], files: set[str], tracked: set[str], ignores: dict[str, list[str]]

@@ -87,62 +87,81 @@ def _pattern(line: str) -> Pattern | None:
     body = body.removesuffix("/")
     anywhere = "/" not in body
     try:
-        segments = [_segment(piece) for piece in body.removeprefix("/").split("/")]
+        segments = [_segment(tokens) for tokens in _split(body.removeprefix("/"))]
     except ValueError:
         return None
     if anywhere and segments == [None]:
-        segments = [_segment("*")]
+        segments = [_segment([_STAR])]
     return Pattern(tuple(segments), negated, folders_only, anywhere) if body else None
 
 
-def _segment(piece: str) -> Segment:
-    if piece == "**":
-        return None
-    if not any(special in piece for special in "*?[\\"):
-        return piece
-    runs: list[str] = [""]
+Token = tuple[str, str]
+"""`text` and the character it is, `one` and the expression of a character it may be, or `star`."""
+_STAR = ("star", "")
+
+
+def _split(body: str) -> list[list[Token]]:
+    """The tokens of each component. Raises ValueError for what git says matches nothing."""
+    components: list[list[Token]] = [[]]
     at = 0
-    while at < len(piece):
-        char = piece[at]
+    while at < len(body):
+        char = body[at]
         at += 1
-        if char == "*":
-            if runs[-1] or len(runs) == 1:
-                runs.append("")
-        elif char == "?":
-            runs[-1] += "."
-        elif char == "[":
-            expression, at = _bracket(piece, at)
-            runs[-1] += expression
-        elif char == "\\":
-            if at == len(piece):
+        if char == "[":
+            expression, at = _bracket(body, at)
+            components[-1].append(("one", expression))
+            continue
+        if char == "\\":
+            if at == len(body):
                 raise ValueError("a backslash at the end matches nothing")
-            runs[-1] += re.escape(piece[at])
+            char = body[at]
             at += 1
+        elif char in "*?":
+            components[-1].append(_STAR if char == "*" else ("one", "."))
+            continue
+        if char == "/":
+            components.append([])
         else:
-            runs[-1] += re.escape(char)
-    first, *middle, last = runs if len(runs) > 1 else (runs[0], None)
+            components[-1].append(("text", char))
+    return components
+
+
+def _segment(tokens: list[Token]) -> Segment:
+    if tokens == [_STAR, _STAR]:
+        return None
+    if all(kind == "text" for kind, _ in tokens):
+        return "".join(char for _, char in tokens)
+    runs = [""]
+    for kind, value in tokens:
+        if kind == "star":
+            runs.append("")
+        else:
+            runs[-1] += re.escape(value) if kind == "text" else value
+    first, *rest = runs
+    if not rest:
+        return re.compile(first, re.DOTALL)
     # Between stars the earliest place is as good as any other, so the group is atomic and nothing backtracks.
-    stars = "".join(f"(?>.*?{run})" for run in middle)
-    return re.compile(first + stars + (f".*{last}" if last is not None else ""), re.DOTALL)
+    middle = "".join(f"(?>.*?{run})" for run in rest[:-1] if run)
+    return re.compile(f"{first}{middle}.*{rest[-1]}", re.DOTALL)
 
 
-def _bracket(piece: str, at: int) -> tuple[str, int]:
+def _bracket(body: str, at: int) -> tuple[str, int]:
     """The class that starts after its `[`, and where it ends. Raises ValueError when it never does."""
-    negated = piece[at : at + 1] in {"!", "^"}
+    negated = body[at : at + 1] in {"!", "^"}
     at += negated
     items = ""
     first = True
-    while first or piece[at : at + 1] != "]":
+    while first or body[at : at + 1] != "]":
         first = False
-        named = re.compile(r"\[:(\w+):\]").match(piece, at)
+        named = re.compile(r"\[:(\w+):\]").match(body, at)
         if named:
             items += _CLASSES[named[1]] if named[1] in _CLASSES else _unknown(named[1])
             at = named.end()
             continue
-        low, at = _literal(piece, at)
+        low, at = _literal(body, at)
         high = low
-        if piece[at : at + 1] == "-" and piece[at + 1 : at + 2] not in {"]", ""}:
-            high, at = _literal(piece, at + 1)
+        if body[at : at + 1] == "-" and body[at + 1 : at + 2] not in {"]", ""}:
+            high, at = _literal(body, at + 1)
         # A range that is upside down is empty in git.
         items += f"{re.escape(low)}-{re.escape(high)}" if low <= high else ""
     if not items:
@@ -150,11 +169,11 @@ def _bracket(piece: str, at: int) -> tuple[str, int]:
     return f"[{'^' if negated else ''}{items}]", at + 1
 
 
-def _literal(piece: str, at: int) -> tuple[str, int]:
-    at += piece[at : at + 1] == "\\"
-    if at >= len(piece):
+def _literal(body: str, at: int) -> tuple[str, int]:
+    at += body[at : at + 1] == "\\"
+    if at >= len(body):
         raise ValueError("a class without its closing bracket matches nothing")
-    return piece[at], at + 1
+    return body[at], at + 1
 
 
 def _unknown(name: str) -> str:
