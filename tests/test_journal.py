@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import worker.store
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import (
     ConflictFault,
@@ -454,3 +457,31 @@ def test_a_journal_in_a_bucket_is_read_in_order(bucket: Archive) -> None:
     assert [record.seq for record, _ in journal.read()] == list(range(101))
     assert journal.load() == run
     assert journal.verify() == []
+
+
+def test_the_auditors_program_agrees(archive: CountingArchive, journal: Journal) -> None:
+    """The program printed in FORMAT.md, run on its own, is silent about a sound run and names each damage."""
+    text = (Path(worker.store.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
+    program = text.split("```python\n")[1].split("```")[0]
+
+    def audit() -> tuple[int, str]:
+        folder = archive.url.removeprefix("file://")
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", program, folder, RUN], capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr.strip()
+
+    blob, snapshot = journal.put_blob(b"output"), journal.put_snapshot(b"tar")
+    observed = Observed(
+        observation=Observation(call_id="c1", tool="x", status="ok", output="\ud83d", blob=blob),
+        snapshot=SnapshotRef(listing="0" * 64, tree="0" * 64, object=snapshot),
+    )
+    write(journal, CLAIMED, observed, Sealed(outcome="changed", artifacts={"patch.diff": blob}))
+    assert audit() == (0, "")
+    for key in (keys.segment(RUN, 2), keys.segment(RUN, 3), keys.blob(RUN, blob), keys.snapshot(RUN, snapshot)):
+        whole = archive.get(key)
+        damage(archive, key, bytes([whole[0], whole[1] ^ 1]) + whole[2:])
+        code, complaint = audit()
+        assert code == 1, key
+        assert complaint, key
+        damage(archive, key, whole)
