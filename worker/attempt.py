@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,8 +20,10 @@ from worker.contract.errors import (
     ConflictFault,
     EngineFault,
     EnvironmentFault,
+    Fault,
     FencedFault,
     HintsFault,
+    IntegrityFault,
     InvalidFault,
     KeeperFault,
     NotFoundFault,
@@ -33,8 +36,10 @@ from worker.contract.events import (
     Failure,
     FedBack,
     Finished,
+    Observed,
     OutcomeName,
     Parked,
+    Record,
     Sealed,
     Steered,
     Unrecorded,
@@ -107,7 +112,7 @@ class _Attempt:
     def work(self) -> str:
         station = self.station
         self.journal = Journal(station.archive, self.run_id)
-        self.ledger = Ledger(self.journal, self.lease, self.cancel, station.now)
+        self.ledger = Ledger(self.journal, self.lease, self.cancel, station.redactor, station.now)
         before = self.ledger.run
         if not due(before, station.now()):
             return "not_due"
@@ -129,6 +134,14 @@ class _Attempt:
                 return self._infra("keeper", fault)
             except EngineFault as fault:
                 return self._infra("engine", fault)
+            except IntegrityFault as fault:
+                return self._fail(Failure(cls="infra", reason="store", detail=str(fault)))
+            except (FencedFault, HintsFault, StoreFault):
+                raise
+            except Exception as error:
+                # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
+                LOG.exception("internal_error")
+                return self._infra("worker_lost", error)
 
     def _stages(self, *, unsettled: bool) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
@@ -196,7 +209,7 @@ class _Attempt:
             ended = loop.work(host, model, tools)
             assert ended is not None, "the model phase ends with an outcome"
             return ended
-        finished = Finished(text="All commands were run.")
+        finished = Finished(text="All commands were run.", failure=_broken_command(self.ledger.records))
         self.ledger.commit(finished)
         return finished
 
@@ -285,9 +298,10 @@ class _Attempt:
             return "yielded"
         raise FencedFault(f"stopped: {why}")
 
-    def _infra(self, reason: Literal["engine", "keeper"], fault: EngineFault) -> str:
+    def _infra(self, reason: Literal["engine", "keeper", "worker_lost"], error: Exception) -> str:
         """An infra fault gives the run back for a while; the third in a row without a step ends it."""
-        failure = Failure(cls="infra", reason=reason, detail=str(fault))
+        detail = str(error) if isinstance(error, Fault) else f"internal error: {error!r}"
+        failure = Failure(cls="infra", reason=reason, detail=detail)
         faults = self.ledger.run.infra_yields + 1
         if faults >= INFRA_LAST:
             return self._fail(failure)
@@ -333,6 +347,21 @@ def _previous(run: Run) -> str:
 
 def _env_failure(fault: EnvironmentFault) -> Failure:
     return Failure(cls="env", reason=fault.reason, detail=str(fault))
+
+
+def _broken_command(records: Sequence[Record]) -> Failure | None:
+    """A command that could not do its work: not found, not executable, or ended by a limit. Any other exit code is
+    its own way to talk (a linter that found something), and the checks judge what it left."""
+    for record in records:
+        event = record.event
+        if isinstance(event, Observed):
+            seen = event.observation
+            if seen.status in ("timeout", "oom") or seen.exit_code in (126, 127):
+                code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
+                return Failure(
+                    cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
+                )
+    return None
 
 
 def _is_cancel(event: Event) -> TypeGuard[Steered]:

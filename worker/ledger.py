@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 import structlog
+from pydantic import TypeAdapter
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import FencedFault, StoreFault
-from worker.contract.events import Claimed, Event, Record, Sealed
+from worker.contract.events import Claimed, Event, Record, Replied, Sealed
 from worker.contract.run import Run, fold
 from worker.lease import Lease
+from worker.redact import Redactor
 from worker.store.journal import AppendConflict, Journal
 
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 LOG = structlog.get_logger(__name__)
 
 STORE_PATIENCE_S = 900.0
@@ -31,12 +34,15 @@ class Ledger:
     run: the fold after the last commit. records: every record up to it.
     """
 
-    def __init__(self, journal: Journal, lease: Lease, cancel: Cancel, now: Callable[[], str]) -> None:
+    def __init__(
+        self, journal: Journal, lease: Lease, cancel: Cancel, redactor: Redactor, now: Callable[[], str]
+    ) -> None:
         self.journal = journal
         self.run = Run(id=journal.run)
         self._records: list[Record] = []
         self._lease = lease
         self._cancel = cancel
+        self._redactor = redactor
         self._now = now
         self._committed = time.monotonic()
         self._read()
@@ -82,7 +88,7 @@ class Ledger:
             raise FencedFault("the run went on elsewhere while this attempt was cut off")
 
     def _append(self, events: Iterable[Event], *, attempt: int | None) -> None:
-        events = list(events)
+        events = [masked(event, self._redactor) for event in events]
         nonce = secrets.token_hex(16)
         began, tries = time.monotonic(), 0
         while True:
@@ -105,6 +111,21 @@ class Ledger:
         for record, line_hash in self.journal.read():
             self.run = self.run.after(record, line_hash)
             self._records.append(record)
+
+
+def masked(event: Event, redactor: Redactor) -> Event:
+    """The event without secrets, before its first write.
+
+    A reply's native content is sent back to its provider as it came or not at all (signatures cover it), so it is
+    dropped where masking would change it.
+    """
+    plain = event.model_dump(mode="json")
+    clean = redactor.nested(plain)
+    if clean == plain:
+        return event
+    if isinstance(event, Replied) and clean["reply"]["native"] != plain["reply"]["native"]:
+        clean["reply"]["native"] = None
+    return EVENT.validate_python(clean)
 
 
 def due(run: Run, now: str) -> bool:

@@ -105,6 +105,8 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
     archive.probe()
     hints = Hints(settings.redis_url)
     hints.check()
+    sandbox = DockerSandbox(settings)
+    sandbox.image_id("toolbox")  # missing images are this machine's fault, not that of the first run
     env = dict(os.environ)
     secrets = {key.removeprefix(SECRET_PREFIX): value for key, value in env.items() if key.startswith(SECRET_PREFIX)}
     return Station(
@@ -114,7 +116,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         archive=archive,
         archive_id=archive_id(archive),
         hints=hints,
-        sandbox=DockerSandbox(settings),
+        sandbox=sandbox,
         redactor=redactor,
         secrets=secrets,
         open_model=lambda task: _open_model(task, settings, env, archive),
