@@ -72,3 +72,16 @@ def first_commit(folder: Path) -> Path:
 def source(tmp_path: Path) -> Path:
     """A repository with one commit on main, in a folder with a difficult name (T44)."""
     return first_commit(tmp_path / "söurce repo")
+
+
+@pytest.fixture
+def with_submodule(source: Path, tmp_path: Path) -> Path:
+    """`source` with a submodule at lib/sub, cloned from a repository beside it."""
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "--quiet", "--initial-branch=main")
+    (library / "u.py").write_text("u = 1\n")
+    commit_all(library)
+    git(source, "submodule", "--quiet", "add", str(library), "lib/sub")
+    commit_all(source)
+    return source

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from git_server import GitServer
 from preparation import Bench
-from repositories import git, tar_of
+from repositories import commit_all, git, tar_of
 
 from worker import prepare as prepare_module
 from worker.contract.errors import EnvironmentFault
+from worker.contract.task import Repo
 from worker.environments import find, recorded
+from worker.redact import Redactor
 
 pytestmark = pytest.mark.docker
 
@@ -64,8 +69,8 @@ def test_a_losing_builder_takes_the_winners(bench: Bench, source: Path, monkeypa
     winner = bench.prepare(task)
     monkeypatch.setattr(prepare_module.environments, "find", blind_once)
     loser = bench.prepare(task)
-    assert (winner.digest, loser.digest) == (winner.digest, winner.digest)
     assert not loser.reused
+    assert loser.digest == winner.digest
 
 
 def test_setup_becomes_an_image(bench: Bench, source: Path) -> None:
@@ -139,3 +144,88 @@ def test_an_sdist_is_prepared(bench: Bench) -> None:
     assert prepared.baseline is not None
     assert prepared.baseline.checks[0].status == "green", prepared.baseline.checks[0].tail
     assert prepared.environment.tracked == 2
+
+
+TOKEN = "t0ken-of-the-night"
+
+
+@pytest.fixture
+def private(source: Path, tmp_path: Path, git_server: Callable[[str, str], GitServer]) -> GitServer:
+    """`source` as the private repository /söurce repo.git of a server."""
+    (tmp_path / "served").mkdir()
+    git(tmp_path, "clone", "--quiet", "--bare", str(source), "served/söurce repo.git")
+    return git_server("served", TOKEN)
+
+
+def private_repo(server: GitServer, **fields: Any) -> Repo:
+    return Repo(url=f"{server.url}/s%C3%B6urce%20repo.git", label="private", **fields)
+
+
+def test_a_private_repository_is_opened_by_its_secret(bench: Bench, private: GitServer) -> None:
+    """The token opens it, and stands in no file of the workspace, no object of the archive and no remote URL."""
+    bench.secrets, bench.redactor = {"FORGE": TOKEN}, Redactor({"FORGE": TOKEN})
+    task = bench.task(private_repo(private, secret="FORGE"))
+    prepared = bench.prepare(task)
+    assert TOKEN in private.seen
+    assert bench.prepare(task).reused
+    with bench.agent(task, prepared) as shell:
+        assert shell.text("git remote get-url origin; git branch --show-current") == (
+            f"{private.url}/s%C3%B6urce%20repo.git\nmain\n"
+        )
+        assert shell.run(f"grep -rq {TOKEN} /workspace").exit_code == 1
+    assert TOKEN.encode() not in bench.everything_stored()
+
+
+@pytest.mark.parametrize("secrets", [{}, {"FORGE": "wr0ng-token-value"}], ids=["none", "wrong"])
+def test_a_closed_repository_says_what_it_needs(bench: Bench, private: GitServer, secrets: dict[str, str]) -> None:
+    """env/repository, with a hint about the secret, and without the wrong one's value."""
+    bench.secrets, bench.redactor = secrets, Redactor(secrets)
+    repo = private_repo(private, secret="FORGE" if secrets else None)
+    with pytest.raises(EnvironmentFault, match="cannot read") as caught:
+        bench.prepare(bench.task(repo))
+    assert caught.value.reason == "repository"
+    assert "DAWN_SECRET_NAME" in caught.value.hint
+    assert "wr0ng-token-value" not in str(caught.value)
+
+
+def test_a_secret_without_value_is_named(bench: Bench, private: GitServer) -> None:
+    """Nothing is started for a secret nobody set."""
+    with pytest.raises(EnvironmentFault, match="secret FORGE") as caught:
+        bench.prepare(bench.task(private_repo(private, secret="FORGE")))
+    assert "DAWN_SECRET_FORGE" in caught.value.hint
+    assert private.seen == []
+
+
+def test_a_submodule_elsewhere_is_not_offered_the_secret(
+    bench: Bench, source: Path, tmp_path: Path, git_server: Callable[[str, str], GitServer]
+) -> None:
+    """A repository cannot name another server to have its token sent there."""
+    thief = git_server("thief", "another")
+    git(tmp_path, "init", "--quiet", "--bare", "thief/u.git")
+    git(source, "update-index", "--add", "--cacheinfo", f"160000,{git(source, 'rev-parse', 'HEAD')},sub")
+    (source / ".gitmodules").write_text(f'[submodule "sub"]\n\tpath = sub\n\turl = {thief.url}/u.git\n')
+    git(source, "add", ".gitmodules")
+    git(source, "commit", "--quiet", "-m", "a submodule")
+    (tmp_path / "served").mkdir()
+    git(tmp_path, "clone", "--quiet", "--bare", str(source), "served/söurce repo.git")
+    server = git_server("served", TOKEN)
+    bench.secrets = {"FORGE": TOKEN}
+    prepared = bench.prepare(bench.task(private_repo(server, secret="FORGE")))
+    assert thief.seen
+    assert set(thief.seen) == {""}
+    assert prepared.environment.notes[0].startswith("submodule sub is left empty")
+
+
+def test_a_moving_branch_is_another_environment(
+    bench: Bench, source: Path, tmp_path: Path, private: GitServer
+) -> None:
+    """A URL's ref is resolved anew each time; an abbreviated commit is resolved too."""
+    bench.secrets = {"FORGE": TOKEN}
+    first = bench.prepare(bench.task(private_repo(private, secret="FORGE", ref="main")))
+    (source / "f.txt").write_text("moved\n")
+    moved = commit_all(source)
+    git(source, "push", "--quiet", str(tmp_path / "served" / "söurce repo.git"), "main")
+    second = bench.prepare(bench.task(private_repo(private, secret="FORGE", ref="main")))
+    assert (first.environment.commit == moved, second.environment.commit == moved) == (False, True)
+    short = bench.prepare(bench.task(private_repo(private, secret="FORGE", ref=moved[:10])))
+    assert short.environment.commit == moved

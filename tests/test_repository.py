@@ -438,18 +438,6 @@ def test_a_small_change_of_a_large_file_is_kept(place: Place, source: Path, tmp_
 # --- submodules
 
 
-@pytest.fixture
-def with_submodule(source: Path, tmp_path: Path) -> Path:
-    library = tmp_path / "library"
-    library.mkdir()
-    git(library, "init", "--quiet", "--initial-branch=main")
-    (library / "u.py").write_text("u = 1\n")
-    commit_all(library)
-    git(source, "submodule", "--quiet", "add", str(library), "lib/sub")
-    commit_all(source)
-    return source
-
-
 def test_a_submodule_has_a_patch_of_its_own(place: Place, with_submodule: Path, tmp_path: Path) -> None:
     """T39: its files are tracked, an edit in it alone is not lost, and both patches give the exact tree."""
     packed = packed_git(with_submodule / ".git")

@@ -1,0 +1,151 @@
+"""The verdict: pure classification by the plan's table, and measuring in a clean room on a real engine."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from preparation import Bench
+from repositories import commit_all
+
+from worker.contract.events import CheckResult, VerdictName
+from worker.publish import NO_PATCH
+from worker.verdict import WORST_FIRST, classify, differing
+
+Colour = Literal["green", "red", "timeout", "oom", "not_found"]
+
+
+def results(**colours: Colour) -> list[CheckResult]:
+    return [CheckResult(name=name, status=colour) for name, colour in colours.items()]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "again", "verdict"),
+    [
+        ("green", "green", None, "verified"),
+        ("red", "green", "green", "verified"),
+        ("red", "green", "red", "flaky"),
+        ("red", "red", None, "still_failing"),
+        ("green", "red", "red", "broke"),
+        ("green", "red", "green", "flaky"),
+        ("green", "timeout", "oom", "broke"),
+        ("timeout", "red", None, "still_failing"),
+        ("green", "not_found", "not_found", "broke"),
+        (None, "green", None, "verified"),
+        (None, "red", None, "still_failing"),
+    ],
+)
+def test_one_check_against_its_baseline(
+    before: Colour | None, after: Colour, again: Colour | None, verdict: VerdictName
+) -> None:
+    """Every line of the table, with a patch."""
+    said = [results(c=colour) if colour else [] for colour in (before, after, again)]
+    assert classify(*said, patch_empty=False) == verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        ("green", "green", "verified"),
+        ("red", "red", "still_failing"),
+        ("green", "red", "flaky"),
+        ("red", "green", "flaky"),
+        (None, "red", "still_failing"),
+    ],
+)
+def test_without_a_patch_another_colour_is_unstable(
+    before: Colour | None, after: Colour, verdict: VerdictName
+) -> None:
+    """Nothing differs from the base, so nothing can have broken."""
+    assert classify(results(c=before) if before else [], results(c=after), [], patch_empty=True) == verdict
+
+
+@pytest.mark.parametrize("patch_empty", [True, False])
+def test_no_checks_is_unverified(patch_empty: bool) -> None:
+    """Nothing was measured."""
+    assert classify([], [], [], patch_empty=patch_empty) == "unverified"
+
+
+def test_the_worst_check_decides() -> None:
+    """broke > flaky > still_failing > verified, for every pair of checks."""
+    shapes: dict[VerdictName, tuple[Colour, Colour, Colour | None]] = {
+        "broke": ("green", "red", "red"),
+        "flaky": ("green", "red", "green"),
+        "still_failing": ("red", "red", None),
+        "verified": ("green", "green", None),
+    }
+    for (one, a), (other, b) in product(shapes.items(), repeat=2):
+        again = {name: shape[2] for name, shape in (("a", a), ("b", b)) if shape[2]}
+        said = classify(results(a=a[0], b=b[0]), results(a=a[1], b=b[1]), results(**again), patch_empty=False)
+        assert said == min(one, other, key=WORST_FIRST.index)
+
+
+def test_what_changed_colour_is_run_again() -> None:
+    """Red in any way is one colour; a check without baseline is not run again."""
+    before = results(same="green", fixed="red", hung="timeout", broken="green")
+    after = results(same="green", fixed="green", hung="oom", broken="red", new="red")
+    assert differing(before, after) == ["fixed", "broken"]
+
+
+@pytest.mark.docker
+def test_a_repair_is_verified_in_a_clean_room(bench: Bench, source: Path) -> None:
+    """The red check is green with the patch, twice; nothing of the agent's HOME, .git or ignored files is there."""
+    (source / ".gitignore").write_text("cheat\n")
+    commit_all(source)
+    task = bench.task(
+        bench.repo(source), fixed="grep -q TWO f.txt", clean="test ! -e cheat && test ! -e ~/cheat && echo seen"
+    )
+    prepared, patch = bench.edited(task, "sed -i s/two/TWO/ f.txt; touch cheat ~/cheat")
+    verdict = bench.verdict(task, prepared, patch)
+    assert verdict.verdict == "verified"
+    assert [(check.name, check.status) for check in verdict.checks] == [
+        ("fixed", "green"),
+        ("clean", "green"),
+        ("fixed", "green"),
+    ]
+    seen = verdict.checks[1]
+    assert seen.tail == "seen"
+    assert seen.blob is not None
+    assert bench.archive.get(f"runs/run/blobs/{seen.blob}") == b"seen\n"
+
+
+@pytest.mark.docker
+def test_a_damage_is_broke_and_a_claim_is_still_failing(bench: Bench, source: Path) -> None:
+    """A check that was green is red with the patch; one that was red stays so."""
+    task = bench.task(bench.repo(source), was_green="test -f f.txt", was_red="test -f missing")
+    prepared, patch = bench.edited(task, "rm f.txt")
+    assert bench.verdict(task, prepared, patch).verdict == "broke"
+    _, harmless = bench.edited(task, "echo more >>f.txt")
+    assert bench.verdict(task, prepared, harmless).verdict == "still_failing"
+
+
+@pytest.mark.docker
+def test_no_patch_is_measured_too(bench: Bench, source: Path) -> None:
+    """no_change is verified when the base is green."""
+    task = bench.task(bench.repo(source), green="true")
+    prepared = bench.prepare(task)
+    verdict = bench.verdict(task, prepared, NO_PATCH)
+    assert (verdict.verdict, len(verdict.checks)) == ("verified", 1)
+
+
+@pytest.mark.docker
+def test_a_check_over_its_time_is_said_so(bench: Bench, source: Path) -> None:
+    """A check that hangs with the patch is stopped by its limit and counts as red."""
+    limits = bench.task(bench.repo(source)).limits.model_copy(update={"check_timeout_s": 3.0})
+    task = bench.task(bench.repo(source), limits=limits, quick="test ! -e hang || sleep 600")
+    prepared, patch = bench.edited(task, "touch hang")
+    verdict = bench.verdict(task, prepared, patch)
+    assert verdict.verdict == "broke"
+    assert {check.status for check in verdict.checks} == {"timeout"}
+
+
+@pytest.mark.docker
+def test_a_submodule_edit_counts(bench: Bench, tmp_path: Path, with_submodule: Path) -> None:
+    """T39: an edit below a submodule alone is a patch of its own, applied before the checks run."""
+    task = bench.task(bench.repo(with_submodule), two="grep -q 2 lib/sub/u.py")
+    prepared, patch = bench.edited(task, "echo 'u = 2' >lib/sub/u.py")
+    assert set(patch.files) == {"submodules.diff"}
+    assert patch.stat.digest is not None
+    assert bench.verdict(task, prepared, patch).verdict == "verified"
