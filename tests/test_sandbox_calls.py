@@ -16,7 +16,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import InvalidFault
 from worker.sandbox.calls import PAYLOAD_BYTES, Tail, compose
 from worker.sandbox.output import Spool
-from worker.sandbox.protocol import Command
+from worker.sandbox.protocol import Command, WorkspaceTooLarge
 from worker.sandbox.sandbox import DockerSandbox
 
 pytestmark = pytest.mark.docker
@@ -371,6 +371,16 @@ def test_one_file_cannot_be_larger_than_the_workspace_may_be(shell: Shell) -> No
     result = shell.run("head -c 100m /dev/zero >big2")
     assert result.exit_code != 0
     assert shell.text("stat -c %s big2; rm big2") == f"{64 * MIB}\n"
+
+
+def test_filling_the_workspace_is_stopped(sandbox: DockerSandbox) -> None:
+    """A call that writes without end is killed when the volume is over its cap, long before its time limit (H03)."""
+    with sandbox.workspace(owner(), "python", SMALL) as workspace:
+        result = Shell(workspace).run("for i in $(seq 3000); do head -c 1m /dev/zero >$i; sleep 0.01; done")
+        assert (result.status, result.exit_code) == ("error", None)
+        assert "64 MiB" in result.detail
+        with pytest.raises(WorkspaceTooLarge):
+            workspace.snapshot()
 
 
 def test_read_only_call_cannot_write(shell: Shell) -> None:

@@ -8,7 +8,8 @@ are text with surrogate escapes in JSON. Below, `>` are frames of the request, `
 
   hello limits        makes repo/, home/ and base/; limits: {"workspace_bytes", "workspace_files", "snapshot_bytes"},
                       each a number or absent. Answers version.
-  ping
+  ping                Answers free, the bytes left on the volume's disk.
+  used                Answers bytes, what the volume takes on disk. This and ping may be asked while a call runs.
   own                 repo/ and home/ to uid 1000, base/ to root and read-only to everybody else.
   put name  > bytes   writes base/<name> in one step.
   get name  < bytes   reads base/<name>. Answers bytes.
@@ -76,12 +77,16 @@ class Keeper:
             return {}, _as_json(self._walker.walk(Caps()).tree)
         if operation == "ignored":
             return {"paths": self._walker.walk(Caps()).left_out[:LEFT_OUT_SHOWN]}, None
+        if operation == "ping":
+            return {"free": self._volume.free_bytes()}, None
+        if operation == "used":
+            return {"bytes": self._volume.used_bytes()}, None
         if operation == "own":
             self._volume.own(AGENT)
         elif operation == "hello":
             self._caps = Caps(**request["limits"])
             self._volume.make_tops(AGENT)
-        elif operation != "ping":
+        else:
             raise Refused("bad_request", f"no operation {operation!r}")
         return {"version": VERSION}, None
 

@@ -181,6 +181,24 @@ class Volume:
             for name in names:
                 self.remove(f"{top}/{name}")
 
+    def free_bytes(self) -> int:
+        """What is left on the file system that holds the volume."""
+        found = os.fstatvfs(self._root)
+        return found.f_bavail * found.f_frsize
+
+    def used_bytes(self) -> int:
+        """What the volume takes on disk, also while a call changes it: what vanishes meanwhile does not count.
+
+        Raises Refused("too_large") for folders deeper than a snapshot takes."""
+        total = 0
+        for path, _, names, folder in os.fwalk(".", dir_fd=self._root, follow_symlinks=False):
+            if path.count("/") > DEPTH_MAX:
+                raise Refused("too_large", f"a folder lies more than {DEPTH_MAX} folders deep")
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
+        return total
+
     def make_tops(self, agent: int) -> None:
         """Make the three folders and give them their owners: base is root's, the others the agent's."""
         for top, mode in MODES.items():

@@ -13,7 +13,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -27,6 +27,7 @@ from worker.sandbox.shape import MIB, STREAM_DIR
 PAYLOAD_BYTES: Final = 32 * MIB
 """Largest payload: it waits in a tmpfs of twice that (shape.STREAM_BYTES), which counts as the call's memory."""
 CANCEL_LOOK_S: Final = 0.05
+DISK_LOOK_S: Final = 1
 CA_FILE: Final = f"{STREAM_DIR}/ca.pem"
 CA_VARIABLES: Final = (
     "SSL_CERT_FILE",
@@ -103,14 +104,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the conversation ended. why: trailer, end (of the stream, without one), timeout, cancel.
+    """How the conversation ended. why: trailer, end (of the stream, without one), timeout, cancel, full (the disk).
 
     With a trailer come exit_code, oom_kills (processes the kernel killed for memory) and refused_pids (processes
     it would not start); None where its counter cannot be read. no_folder: the working folder does not exist,
     nothing ran.
     """
 
-    why: Literal["trailer", "end", "timeout", "cancel"]
+    why: Literal["trailer", "end", "timeout", "cancel", "full"]
     duration_ms: int
     exit_code: int | None = None
     oom_kills: int | None = None
@@ -153,18 +154,22 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
     return Message(prelude + ca_bundle + payload, nonce)
 
 
-def converse(stream: Stream, message: Message, spool: Spool, *, timeout_s: float, cancel: Cancel) -> Ending:
-    """Send, and gather the output until the trailer, the end of the stream, the limit or cancel.
+def converse(
+    stream: Stream, message: Message, spool: Spool, *, timeout_s: float, cancel: Cancel, full: Callable[[], bool]
+) -> Ending:
+    """Send, and gather the output until the trailer, the end of the stream, the limit, cancel, or `full` (asked
+    once a second) saying that the workspace has outgrown its cap.
 
     Sending and reading overlap: a program may talk before it has read all. Never waits for the end of the stream
     as "done": a background child may hold it.
     """
     start = time.monotonic()
     deadline = start + timeout_s
+    look = start + DISK_LOOK_S
     left = memoryview(message.data)
     tail = Tail(message.nonce)
 
-    def ending(why: Literal["end", "timeout", "cancel"]) -> Ending:
+    def ending(why: Literal["end", "timeout", "cancel", "full"]) -> Ending:
         spool.write(tail.rest())
         return Ending(why, _ms_since(start))
 
@@ -174,6 +179,10 @@ def converse(stream: Stream, message: Message, spool: Spool, *, timeout_s: float
             return ending("cancel")
         if now >= deadline:
             return ending("timeout")
+        if now >= look:
+            if full():
+                return ending("full")
+            look = time.monotonic() + DISK_LOOK_S
         if left:
             left = left[stream.send(left) :]
         readable, _ = stream.wait(min(CANCEL_LOOK_S, deadline - now), write=bool(left))

@@ -40,7 +40,15 @@ class Keeper:
 
     def ping(self) -> None:
         """Learn that it lives, or raise."""
-        self._ask("ping", QUICK_TIMEOUT_S)
+        self.free_bytes()
+
+    def free_bytes(self) -> int:
+        """What is left on the disk that holds the volume. May be asked while a call runs."""
+        return int(self._ask("ping", QUICK_TIMEOUT_S)["free"])
+
+    def used_bytes(self) -> int:
+        """What the volume takes on disk. May be asked while a call runs. Raises WorkspaceTooLarge."""
+        return int(self._ask("used", BULK_TIMEOUT_S)["bytes"])
 
     def own(self) -> None:
         self._ask("own", BULK_TIMEOUT_S)

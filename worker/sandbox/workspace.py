@@ -19,12 +19,14 @@ from worker.sandbox.docker import Engine, State
 from worker.sandbox.keeper import Keeper
 from worker.sandbox.output import Spool
 from worker.sandbox.pool import Box, Kind, Places, Pool
-from worker.sandbox.protocol import Command, Output, Owner, Result, Snapshot
+from worker.sandbox.protocol import Command, Output, Owner, Result, Snapshot, WorkspaceTooLarge
+from worker.sandbox.shape import MIB
 
 END_TIMEOUT_S: Final = 10
 """How long the engine may take to report the end of a container that has ended or was killed (measured: 35 ms
 and 110 ms)."""
 KEEPER_ENTRYPOINT: Final = ("python3", "-I", "/opt/dawnfleet/keeper.py")
+DISK_ALARM: Final = 0.25
 ENGINE_DECIDES: Final = 126
 """From this exit code on the shell only relays how a program ended: the engine is asked too."""
 
@@ -57,6 +59,7 @@ class DockerWorkspace:
         self._volume = f"dawnfleet-{owner.run}-{owner.claim}-{owner.role}-{secrets.token_hex(4)}"
         self._keeper_box: Box | None = None
         self._keeper: Keeper
+        self._free_bytes = 0
         self._pool = Pool(engine, threads, places, self._make)
         self._ending: Future[State] | None = None
 
@@ -69,6 +72,7 @@ class DockerWorkspace:
         self.expect("shell", writes=True)
         self._keeper = Keeper(self._keeper_box.stream)
         self._keeper.hello(self._limits)
+        self._free_bytes = self._keeper.free_bytes()
 
     def prove(self, image: str) -> None:
         """Run nothing, to learn whether the image can run anything. Raises EnvironmentFault("image")."""
@@ -159,8 +163,10 @@ class DockerWorkspace:
         """Run the call in the box and start its removal (unless `keep`)."""
         spool = Spool(self._path("out"), self._limits.output_kept_bytes)
         try:
-            ending = calls.converse(box.stream, message, spool, timeout_s=command.timeout_s, cancel=cancel)
-            if ending.why in ("timeout", "cancel"):
+            ending = calls.converse(
+                box.stream, message, spool, timeout_s=command.timeout_s, cancel=cancel, full=self._full
+            )
+            if ending.why in ("timeout", "cancel", "full"):
                 self._engine.kill(box.container)
         except BaseException:
             spool.close()
@@ -193,6 +199,8 @@ class DockerWorkspace:
             return result("timeout", f"the time limit of {command.timeout_s:g} s was reached")
         if ending.why == "cancel":
             return result("interrupted", cancel.reason)
+        if ending.why == "full":
+            return result("error", f"the workspace outgrew its limit of {self._limits.workspace_bytes / MIB:g} MiB")
         # The stream ended without a trailer. If the keeper is gone too, it was the engine and not the command.
         self._keeper.ping()
         assert state is not None
@@ -200,8 +208,20 @@ class DockerWorkspace:
             return result("oom", self._out_of_memory())
         return result("error", f"the call was killed before it could say how it ended (exit code {state.exit_code})")
 
+    def _full(self) -> bool:
+        """Whether the volume is over its cap. A plain volume has no quota, so this is watched while a call runs; the
+        volume itself is measured only when the disk, which it shares, has lost a good part of the cap."""
+        free = self._keeper.free_bytes()
+        if self._free_bytes - free < self._limits.workspace_bytes * DISK_ALARM:
+            return False
+        self._free_bytes = free
+        try:
+            return self._keeper.used_bytes() > self._limits.workspace_bytes
+        except WorkspaceTooLarge:
+            return True
+
     def _out_of_memory(self) -> str:
-        return f"out of memory: the limit is {self._limits.memory_bytes / shape.MIB:g} MiB, /tmp included"
+        return f"out of memory: the limit is {self._limits.memory_bytes / MIB:g} MiB, /tmp included"
 
     def _take(self, kind: Kind) -> Box:
         try:
