@@ -43,7 +43,12 @@ class Place:
         done = subprocess.run(
             [sys.executable, "-I", str(TOOLBOX / f"{program}.py")],
             input=json.dumps(request).encode(),
-            env={"PATH": os.environ["PATH"], "DAWN_WORKSPACE": str(self.root), "TMPDIR": str(self.root), **env},
+            env={
+                "PATH": os.environ["PATH"],
+                "DAWN_WORKSPACE": str(self.root),
+                "TMPDIR": str(self.root.parent),
+                **env,
+            },
             capture_output=True,
             check=False,
         )
@@ -207,6 +212,50 @@ def test_broken_bytes_are_an_unreadable_repository(place: Place) -> None:
     """What is no archive at all is named so."""
     error = place.fetch(b"not a tar at all" * 100)["error"]
     assert error["kind"] == "repository"
+
+
+def test_a_key_opens_ssh(place: Place, source: Path, tmp_path: Path) -> None:
+    """ssh is given the key as a file that only its owner reads, outside of the workspace; it stays nowhere else."""
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\n-----END OPENSSH PRIVATE KEY-----"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    # Stands in for the network: git's own server answers on this machine.
+    (programs / "ssh").write_text(
+        f"""#!/bin/sh
+        echo "$@" >>'{tmp_path}/said'
+        for word; do case $before in -i) stat -c %a "$word" >'{tmp_path}/mode'; cat "$word" >'{tmp_path}/key';; esac
+        before=$word; done
+        exec git-upload-pack '{source}'
+        """
+    )
+    (programs / "ssh").chmod(0o755)
+    env = {"DAWN_REPO_SECRET": key, "PATH": f"{programs}:{os.environ['PATH']}"}
+    url = "git@forge.example:team/repo.git"
+    found = place.run("repository", {"op": "resolve", "url": url, "ref": None}, **env)
+    assert found == {"commit": git(source, "rev-parse", "HEAD"), "branch": "main"}
+    fetched = place.run("repository", {"op": "fetch", "kind": "url", "url": url, **found, "caps": CAPS}, **env)
+    assert fetched["tracked"] == 4
+    assert (tmp_path / "mode").read_text() == "600\n"
+    assert (tmp_path / "key").read_text() == key + "\n"
+    assert "PRIVATE KEY" not in (tmp_path / "said").read_text()
+    assert git(place.repo, "remote", "get-url", "origin") == url
+    assert subprocess.run(["grep", "-rqF", "b3BlbnNzaC1rZXktdjEA", place.root], check=False).returncode == 1
+
+
+def test_a_token_does_not_open_ssh(place: Place) -> None:
+    """A secret of the wrong kind is told apart before anything is tried."""
+    request = {"op": "resolve", "url": "ssh://git@forge.example/repo.git", "ref": None}
+    answer = place.run("repository", request, DAWN_REPO_SECRET="just-a-token")
+    assert "no private key" in answer["error"]["message"]
+    assert "just-a-token" not in str(answer)
+
+
+@pytest.mark.parametrize("url", ["ext::sh -c 'touch canary'", "file:///etc", "--upload-pack=touch canary", "/etc"])
+def test_no_other_transport_is_used(place: Place, url: str) -> None:
+    """A URL is a place on the network: nothing on this machine is read or run for it."""
+    answer = place.run("repository", {"op": "resolve", "url": url, "ref": None})
+    assert answer["error"]["kind"] == "repository"
+    assert "canary" not in os.listdir(place.root)
 
 
 # --- folders and tarballs
