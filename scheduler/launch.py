@@ -17,7 +17,7 @@ from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
 from scheduler.manifest import Loaded, ManifestFault
 from scheduler.stack import Stack, connected
-from worker.contract.errors import ExitCode, InvalidFault
+from worker.contract.errors import ExitCode, InvalidFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.run import Run
 from worker.contract.settings import Settings
@@ -107,22 +107,28 @@ def attend(
     """
     archive.probe()
     with interrupts() as pressed, Stack(where, say=say) as stack:
+        if pressed.count:
+            return {}, True
         hints = Hints(str(stack.settings.redis_url))
-        if not pressed.count:
-            _write(batches, archive, by=by, at=stamp(), say=say)
-            control.announce(hints)
-        follower = Follower(archive, [task.run for batch in batches for task in batch.tasks if not pressed.count])
+        _write(batches, archive, by=by, at=stamp(), say=say)
+        control.announce(hints)
+        follower = Follower(archive, [task.run for batch in batches for task in batch.tasks])
         cancelled = False
         while True:
-            for record in follower.poll():
-                heard(record, follower.runs[record.run])
+            try:
+                for record in follower.poll():
+                    heard(record, follower.runs[record.run])
+                if pressed.count and not cancelled and follower.open:
+                    say("cancelling; press Ctrl-C again to leave at once")
+                    control.cancel(archive, hints, follower.open, by=by, at=stamp())
+                    cancelled = True
+                    pressed.wake.clear()
+            except StoreFault as fault:
+                if not fault.retryable:
+                    raise
+                say(f"waiting for the archive: {fault}")
             if not follower.open:
                 break
-            if pressed.count and not cancelled:
-                say("cancelling; press Ctrl-C again to leave at once")
-                control.cancel(archive, hints, follower.open, by=by, at=stamp())
-                cancelled = True
-                pressed.wake.clear()
             stack.tend()
             pressed.wake.wait(follower.pause_s(POLL_S))
         hints.close()

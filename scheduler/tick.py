@@ -19,7 +19,7 @@ import structlog
 from scheduler.control import SUBMITTED
 from scheduler.plan import USUAL_CLAIM_S, Close, Pool, Ring, Seen, Slots, plan
 from scheduler.seal import seal
-from worker.contract.errors import Fault, HintsFault, StoreFault
+from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.store import keys
@@ -31,7 +31,7 @@ from worker.store.journal import Journal
 LEASE: Final = "scheduler"
 LOADERS: Final = 8
 MAX_BACKOFF_S: Final = 5.0
-ERROR_LINES: Final = 200
+FAULT_CHARS: Final = 200
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class Scheduler:
                 self.tick()
                 pause_s = self._settings.tick_s
             except (HintsFault, StoreFault) as fault:
-                log.warning("the scheduler waits", fault=str(fault)[:ERROR_LINES])
+                log.warning("the scheduler waits", fault=str(fault)[:FAULT_CHARS])
                 pause_s = min(MAX_BACKOFF_S, pause_s * 2)
         if self._leading:
             self._hints.release(LEASE, self._token)
@@ -171,9 +171,12 @@ class Scheduler:
                 if isinstance(loaded, _Open):
                     self._open[name] = loaded
                 else:
-                    self._open.pop(name, None)
-                    self._broken[name] = str(loaded)
-                    log.error("a run cannot be read", run=name, fault=str(loaded)[:ERROR_LINES])
+                    self._set_aside(name, loaded)
+
+    def _set_aside(self, name: str, fault: Fault) -> None:
+        self._open.pop(name, None)
+        self._broken[name] = str(fault)
+        log.error("a run cannot be read", run=name, fault=str(fault)[:FAULT_CHARS])
 
     def _look(self) -> tuple[set[str], set[str]]:
         """Runs with a living attempt, and runs with an unanswered doorbell. Where that changed, fold again."""
@@ -195,13 +198,17 @@ class Scheduler:
         patrol = now - self._inboxes_at >= timedelta(seconds=self._settings.inbox_poll_s)
         if patrol:
             self._inboxes_at = now
-        for name, cached in self._open.items():
+        for name, cached in list(self._open.items()):
             number = poked.get(f"run:{name}", -1)
             if name in leased or cached.cancelled:
                 continue
             if number != cached.poked or (patrol and cached.run.status == "waiting"):
                 cached.poked = number
-                messages = Inbox(self._archive, name).read(cached.run.inbox_seen)
+                try:
+                    messages = Inbox(self._archive, name).read(cached.run.inbox_seen)
+                except IntegrityFault as fault:
+                    self._set_aside(name, fault)
+                    continue
                 cached.cancelled = any(message.kind == "cancel" for message in messages)
 
     def _seen(self, name: str, cached: _Open, now: datetime, leased: set[str], outstanding: set[str]) -> Seen:
@@ -236,7 +243,11 @@ class Scheduler:
 
     def _close(self, decision: Close) -> None:
         cached = self._open[decision.run]
-        cached.run = seal(self._archive, cached.run, decision, at=self._stamp())
+        try:
+            cached.run = seal(self._archive, cached.run, decision, at=self._stamp())
+        except IntegrityFault as fault:
+            self._set_aside(decision.run, fault)
+            return
         if cached.run.sealed is None:
             cached.cancelled = False
             log.info("a run that was to be sealed is claimed again", run=decision.run)

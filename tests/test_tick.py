@@ -238,6 +238,16 @@ def test_a_run_that_cannot_be_read_stops_nobody(world: World, make_run: Make, ar
     assert world.tick() == [("good", "batch")]
 
 
+def test_a_torn_message_stops_nobody(world: World, make_run: Make, archive: Archive) -> None:
+    """A run whose inbox cannot be read is set aside, the others go on."""
+    make_run("bad")
+    make_run("good")
+    archive.create(keys.inbox("bad", 0), b"torn")
+    world.hints.poke("run:bad", 0)
+    world.offer(4)
+    assert world.tick() == [("good", "batch")]
+
+
 def test_redis_away_is_a_fault_of_one_round(world: World, make_run: Make, crashing_valkey: Any) -> None:
     """The round fails, the next one after its return goes on."""
     server = crashing_valkey

@@ -133,6 +133,6 @@ def diff(run: RunArgument) -> None:
         raise ConflictFault(f"run {name} has not ended", hint=f"wait for it: dawn logs {name} -f")
     patch = sealed.artifacts.get("patch.diff")
     if patch is None:
-        terminal.say(f"run {name} ended as {sealed.outcome} and has no patch")
+        terminal.say(f"run {name} ended as {sealed.outcome} and has no patch; its last snapshot is in the archive")
         return
     terminal.emit_raw(journal.get_blob(patch))
