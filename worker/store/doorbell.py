@@ -27,6 +27,9 @@ VISIBILITY_TIMEOUT_S: Final = 60
 nothing but how often a doorbell is doubled: the scheduler rings again by itself."""
 
 SOCKET_TIMEOUT_S: Final = 10
+HEALTH_CHECK_S: Final = 5
+"""A connection that died without a word is noticed within four times this (measured: 20 s)."""
+
 RETRY_MAX_S: Final = 5
 """Longest pause between two tries to reach Redis again: it is consumed again within this time of its return."""
 
@@ -58,7 +61,7 @@ def celery_app(redis_url: str, *, visibility_timeout_s: int = VISIBILITY_TIMEOUT
             "socket_timeout": SOCKET_TIMEOUT_S,
             "socket_connect_timeout": SOCKET_TIMEOUT_S,
             "socket_keepalive": True,
-            "health_check_interval": SOCKET_TIMEOUT_S,
+            "health_check_interval": HEALTH_CHECK_S,
         },
         broker_connection_timeout=SOCKET_TIMEOUT_S,
         broker_connection_retry=True,
