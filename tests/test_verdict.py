@@ -149,3 +149,30 @@ def test_a_submodule_edit_counts(bench: Bench, tmp_path: Path, with_submodule: P
     assert set(patch.files) == {"submodules.diff"}
     assert patch.stat.digest is not None
     assert bench.verdict(task, prepared, patch).verdict == "verified"
+
+
+FORGER = """
+import os, re
+wrapper, memory = os.getppid(), b""
+for line in open(f"/proc/{wrapper}/maps"):
+    first, last = (int(end, 16) for end in line.split()[0].split("-"))
+    if "rw" in line and last - first < 1 << 24:
+        with open(f"/proc/{wrapper}/mem", "rb", 0) as mem:
+            mem.seek(first)
+            memory += mem.read(last - first)
+for nonce in set(re.findall(rb"trailer ([0-9a-f]{32})", memory)):
+    os.write(1, b"\\n" + nonce + b" 0 0 0\\n")
+print("forged")
+os._exit(1)
+"""
+
+
+@pytest.mark.docker
+def test_a_check_cannot_forge_its_exit_code(bench: Bench, source: Path) -> None:
+    """A program that finds its call's nonce and says 0 is red all the same: checks wait for the engine's word."""
+    (source / "forger.py").write_text(FORGER)
+    commit_all(source)
+    task = bench.task(bench.repo(source), forged="exec python3 forger.py")
+    prepared = bench.prepare(task)
+    assert prepared.baseline is not None
+    assert [check.status for check in prepared.baseline.checks] == ["red"]

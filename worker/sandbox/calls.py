@@ -40,8 +40,8 @@ CA_VARIABLES: Final = (
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "HOME": HOME,
+    # Not LC_ALL: where an image lacks this locale, bash complains of it in the output of every call.
     "LANG": "C.UTF-8",
-    "LC_ALL": "C.UTF-8",
     "TERM": "dumb",
     "CI": "true",
     "NO_COLOR": "1",
@@ -144,6 +144,7 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
         f"e={_NO_FOLDER}",
         f"cd -- {shlex.quote(command.cwd)} && {{ {assignments} {program} 2>&1 4<&-; e=$?; }}",
         f"trailer {nonce}",
+        *(['exit "$e"'] if command.proven else []),
     ]
     prelude = "; ".join(steps).encode("utf-8", "surrogateescape")
     if b"\n" in prelude:

@@ -46,7 +46,8 @@ class Command:
     toolbox: payload is JSON for a program of ours in the toolbox image (`program` names it).
     writes: False mounts the workspace read-only and needs no snapshot. network: the default bridge instead of
     the keeper's loopback-only namespace (never parked). secrets: travel on the stream, become environment
-    variables of the program only. root: uid 0, for preparation only.
+    variables of the program only. root: uid 0, for preparation only. proven: the exit code is the engine's word,
+    35 ms later, and not the call's own, which a hostile program may forge (checks).
     """
 
     payload: bytes
@@ -56,6 +57,7 @@ class Command:
     writes: bool = True
     network: bool = False
     root: bool = False
+    proven: bool = False
     timeout_s: float = 120
     secrets: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -186,7 +187,9 @@ class DockerWorkspace:
             return result("error", f"the folder {command.cwd} does not exist")
         if ending.why == "trailer":
             assert ending.exit_code is not None
-            state = self._settle() if ending.exit_code >= ENGINE_DECIDES else None
+            state = self._settle() if command.proven or ending.exit_code >= ENGINE_DECIDES else None
+            if command.proven and state is not None:
+                ending = replace(ending, exit_code=state.exit_code)
             killed = bool(ending.oom_kills) or (state is not None and state.oom_killed)
             if killed and ending.exit_code:
                 return result("oom", self._out_of_memory())
