@@ -132,6 +132,23 @@ def test_nothing_is_left_when_the_block_raises(sandbox: DockerSandbox) -> None:
     assert [name for found, name in sandbox.owned(mine.archive) if found == mine] == []
 
 
+def test_no_descriptor_leaks(sandbox: DockerSandbox) -> None:
+    """Sockets, spools and snapshots of a workspace are closed with it."""
+
+    def live() -> None:
+        with sandbox.workspace(owner(), "python", SMALL) as workspace:
+            for _ in range(5):
+                Shell(workspace).run("touch x")
+                workspace.snapshot()
+            Shell(workspace).run("sleep 300", timeout_s=0.5)
+
+    live()
+    before = len(os.listdir("/proc/self/fd"))
+    live()
+    # The client keeps a few connections for whoever comes next.
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
 DRIVER = """
 import sys, threading
 from pathlib import Path
@@ -330,6 +347,25 @@ def test_image_without_shell_is_an_environment_fault(sandbox: DockerSandbox) -> 
         assert mine not in {found for found, _ in sandbox.owned(mine.archive)}
     finally:
         sandbox._engine._api.remove_image(image)
+
+
+def test_volumes_an_image_declares_go_with_its_calls(sandbox: DockerSandbox) -> None:
+    """The engine makes a nameless volume for each; none is left."""
+    api = sandbox._engine._api
+    container = api.create_container_from_config({"Image": sandbox.image_id("python")})["Id"]
+    image = api.commit(container, "dawnfleet-test", owner().run, changes=["VOLUME /data"])["Id"]
+    api.remove_container(container)
+    mine = owner()
+    try:
+        with sandbox.workspace(mine, image, SMALL) as workspace:
+            mounts = api.inspect_container(parked(workspace)[0])["Mounts"]
+            nameless = [mount["Name"] for mount in mounts if mount["Destination"] == "/data"]
+            Shell(workspace).run("true")
+        assert nameless
+        left = {volume["Name"] for volume in api.volumes()["Volumes"] or []}
+        assert not left & set(nameless)
+    finally:
+        api.remove_image(image)
 
 
 def test_image_with_sh_cat_and_head_alone_is_enough(sandbox: DockerSandbox) -> None:
