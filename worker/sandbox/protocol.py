@@ -68,7 +68,7 @@ class Output:
     """What a call wrote (stdout and stderr as one stream): path holds the kept bytes, total counts all.
 
     When total is larger than kept, path holds the first half and the last half of the cap, and head_bytes says
-    where the cut is.
+    where the cut is. Whoever has read the file may unlink it; what is left goes with the workspace.
     """
 
     path: Path
@@ -79,9 +79,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Result:
-    """How a call ended. exit_code is None for timeout, oom (when the wrapper itself died) and interrupted.
+    """How a call ended. ok: by itself, with any exit code. error: it could not start or could not say how it ended.
 
-    cancelled: the end was ours, asked for through `Cancel`.
+    exit_code is None for error, timeout, interrupted, and for oom when the wrapper itself died. detail: what a reader
+    should know besides (also of an ok call: a limit it met). cancelled: the end was ours, asked for through `Cancel`.
     """
 
     status: Literal["ok", "error", "timeout", "oom", "interrupted"]
