@@ -170,8 +170,8 @@ class DockerWorkspace:
             if ending.why in ("timeout", "cancel", "full"):
                 self._engine.kill(box.container)
         except BaseException:
-            spool.close()
             self._pool.remove(box)
+            spool.close()
             raise
         output = spool.close()
         self._ending = self._threads.submit(self._end, box, keep)
