@@ -262,8 +262,6 @@ def _docker(*argv: str, timeout_s: float = 60, stdin: bytes | Any = None) -> str
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m worker.sandbox.images build|save|load|list`; references on stdout, progress on stderr."""
-    from worker.contract.settings import Settings
-
     parser = argparse.ArgumentParser(prog="dawn images", description="The images of the sandbox.")
     acts = parser.add_subparsers(dest="act", required=True)
     building = acts.add_parser("build", help="build what is missing")
@@ -274,9 +272,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     acts.add_parser("list", help="name, reference, and whether the engine holds it")
     asked = parser.parse_args(argv)
 
-    docker_url = Settings().docker_url
-    if docker_url:
-        # This is the process edge, and the docker command knows no other way that holds for all its calls.
+    # The process edge reads this one setting by itself: Settings takes half a second to load, and this command is
+    # started again and again when there is nothing to do.
+    if docker_url := os.environ.get("DAWN_DOCKER_URL"):
         os.environ["DOCKER_HOST"] = docker_url
 
     def progress(text: str) -> None:
