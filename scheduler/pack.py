@@ -18,6 +18,8 @@ from typing import IO, Final, cast
 
 from worker.contract.errors import InvalidFault
 
+FOLDER_SKIPS: Final = frozenset({".git", "__pycache__"})
+"""Of a plain folder: history we do not take, and what Python writes beside sources whenever it runs them."""
 GIT_FILES: Final = ("HEAD", "packed-refs", "shallow")
 GIT_FOLDERS: Final = ("objects", "refs", "modules")
 MODULE_SKIPS: Final = frozenset({"hooks", "logs", "worktrees", "config", "config.worktree", "index", "info"})
@@ -92,11 +94,11 @@ def pack_git(repository: GitDir, out: IO[bytes], limit_bytes: int) -> str:
 
 
 def pack_folder(path: Path, out: IO[bytes], limit_bytes: int) -> str:
-    """Pack every file and link below path, without `.git`; returns the SHA-256 in hex.
+    """Pack every file and link below path, without FOLDER_SKIPS; returns the SHA-256 in hex.
 
     Owners and times are dropped, modes become 755 or 644. Raises InvalidFault when there is nothing to pack.
     """
-    entries = list(_walk(path, frozenset({".git"})))
+    entries = list(_walk(path, FOLDER_SKIPS))
     if not entries:
         raise InvalidFault("is empty", hint="name a folder with files, or a repository")
     return _tar(entries, out, limit_bytes)

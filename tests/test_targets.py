@@ -78,6 +78,15 @@ def test_the_same_content_gives_the_same_source(folder: Path, archive: Archive) 
     assert before == after
 
 
+def test_history_and_caches_of_a_folder_are_left_out(folder: Path, archive: Archive) -> None:
+    """At any depth: running the code once must not make another source of it."""
+    for name in (".git", "__pycache__"):
+        (folder / "sub dir" / name).mkdir()
+        (folder / "sub dir" / name / "x").write_text("x")
+    _, tar, _ = stored(folder, archive)
+    assert not [name for name in tar.getnames() if ".git" in name or "__pycache__" in name]
+
+
 def test_a_fifo_is_left_out_and_does_not_block(folder: Path, archive: Archive) -> None:
     """Only files and links are packed."""
     os.mkfifo(folder / "pipe")
