@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, TypeGuard
+from typing import Literal
 
 import structlog
 
@@ -291,8 +291,7 @@ class _Attempt:
     def _stopped(self, why: str) -> str:
         """The attempt's Cancel was thrown, or this process drains."""
         if why == "cancel":
-            by = next((m.event.by for m in reversed(self.ledger.records) if _is_cancel(m.event)), "")
-            return self._end(Sealed(outcome="cancelled", detail=f"cancelled by {by}" if by else ""))
+            return self._end(Sealed(outcome="cancelled"))  # who did stands in the inbox, which this consumes
         if why == "drain":
             self.ledger.commit(Yielded(why="drain"))
             return "yielded"
@@ -363,6 +362,3 @@ def _broken_command(records: Sequence[Record]) -> Failure | None:
                 )
     return None
 
-
-def _is_cancel(event: Event) -> TypeGuard[Steered]:
-    return isinstance(event, Steered) and event.kind == "cancel"

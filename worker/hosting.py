@@ -77,11 +77,10 @@ class AttemptHost:
         self._mail.clear()
         waiting = Inbox(self._station.archive, self.run.id).read(self.run.inbox_seen)
         for message in waiting:
-            if message.kind == "closed":
-                continue
-            self.commit(Steered(n=message.n, kind=message.kind, by=message.by, text=message.text))
             if message.kind == "cancel":
-                return Stopped("cancel")
+                return Stopped("cancel")  # consumed with the seal, in one segment: no crash may lose it
+            if message.kind != "closed":
+                self.commit(Steered(n=message.n, kind=message.kind, by=message.by, text=message.text))
         return None
 
     def execute(self, call: ToolCall, tool: Tool, arguments: Any) -> Observed | None:

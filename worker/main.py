@@ -58,8 +58,6 @@ def main() -> int:
 
 def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     """Consume the lanes until SIGTERM or SIGINT; a second signal is obeyed at once (Celery's manners)."""
-    from celery import signals
-
     from worker import tasks
     from worker.janitor import Janitor
     from worker.slots import Slots
@@ -72,13 +70,13 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     app = doorbell.celery_app(str(settings.redis_url))
     tasks.register(app, station, offer)
 
-    def drain(**_: object) -> None:
+    def drain() -> None:
         station.drain.set("drain")
         timer = threading.Timer(settings.drain_soft_s * HARD_SHARE, station.drain_now.set, ["drain"])
         timer.daemon = True
         timer.start()
 
-    signals.worker_shutting_down.connect(drain, weak=False)
+    doorbell.on_shutdown(drain)
     janitor = Janitor(station.archive, station.archive_id, station.sandbox, settings.janitor_interval_s)
     janitor.start()
     offer.start()

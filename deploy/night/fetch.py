@@ -24,7 +24,10 @@ TIMEOUT_S = 60
 def index_url() -> str:
     """The index pip would ask, without a trailing slash."""
     asked = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if asked.returncode == 0 and asked.stdout.strip():
         return asked.stdout.strip().rstrip("/")
