@@ -148,9 +148,8 @@ def main() -> int:
     with ThreadPoolExecutor(PARALLEL) as pool:
         judged = list(pool.map(lambda run: judge(archive, run), runs))
     for row in judged:
-        print(
-            f"{'agrees  ' if row.agrees else 'DIFFERS '} {row.target:45} stored {row.stored:14} measured {row.measured}"
-        )
+        word = "agrees " if row.agrees else "DIFFERS"
+        print(f"{word} {row.target:45} stored {row.stored:14} measured {row.measured}")
     agreed = sum(row.agrees for row in judged)
     print(f"{agreed} of {len(judged)} verdicts agree")
     return 0 if judged and agreed == len(judged) else 1
