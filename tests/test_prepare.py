@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,15 @@ def test_a_losing_builder_takes_the_winners(bench: Bench, source: Path, monkeypa
     assert loser.digest == winner.digest
 
 
-def test_setup_becomes_an_image(bench: Bench, source: Path) -> None:
+@pytest.fixture
+def remove_image() -> Iterator[Callable[[str], None]]:
+    """Remembers images that setup made and removes them after the test."""
+    tags: list[str] = []
+    yield tags.append
+    subprocess.run(["docker", "rmi", "--force", *tags], check=True, capture_output=True)
+
+
+def test_setup_becomes_an_image(bench: Bench, source: Path, remove_image: Callable[[str], None]) -> None:
     """setup runs as root with network and the host's certificates; what it installs is there for the agent."""
     script = "pip install --no-input --quiet --break-system-packages iniconfig==2.0.0 && touch built && id -u >who"
     task = bench.task(bench.repo(source), setup=script, installed="python3 -c 'import iniconfig'")
@@ -81,9 +90,25 @@ def test_setup_becomes_an_image(bench: Bench, source: Path) -> None:
     assert prepared.baseline is not None
     assert prepared.baseline.checks[0].status == "green", prepared.baseline.checks[0].tail
     assert prepared.environment.setup_tag is not None
+    remove_image(prepared.environment.setup_tag)
     with bench.agent(task, prepared) as shell:
         assert shell.text("stat -c %u built; cat who") == "1000\n0\n"
     assert bench.prepare(task).reused
+
+
+def test_a_prepared_image_that_is_gone_is_made_again(
+    bench: Bench, source: Path, remove_image: Callable[[str], None]
+) -> None:
+    """The environment stays the one that is stored; only its image is new on this engine."""
+    task = bench.task(bench.repo(source), setup="touch /opt/made")
+    first = bench.prepare(task)
+    assert first.environment.setup_tag is not None
+    remove_image(first.environment.setup_tag)
+    subprocess.run(["docker", "rmi", "--force", first.environment.setup_tag], check=True, capture_output=True)
+    second = bench.prepare(task)
+    assert (second.digest, second.reused) == (first.digest, False)
+    with bench.agent(task, second) as shell:
+        assert shell.run("test -e /opt/made").exit_code == 0
 
 
 def test_a_failing_setup_says_how(bench: Bench, source: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -79,17 +79,17 @@ class _Preparation:
     def run(self, with_baseline: bool) -> Prepared:
         began = time.monotonic()
         image_id = self.sandbox.image_id(self.task.environment.image)
-        with self._workspace("prepare", image_id) as workspace:
-            wanted = self._wanted(workspace)
-            key = self._key(image_id, wanted)
-            found = environments.find(self.archive, key)
-            image = environments.held_image(self.sandbox, found[0]) if found else None
-            reused = image is not None
-            if image is None:
+        wanted = self._wanted(image_id)
+        key = self._key(image_id, wanted)
+        found = environments.find(self.archive, key)
+        image = environments.held_image(self.sandbox, found[0]) if found else None
+        reused = image is not None
+        if image is None:
+            with self._workspace("prepare", image_id) as workspace:
                 built = self._build(workspace, key, image_id, wanted)
-                image = built.image
                 # Known, but its image is gone from this engine: then only the image is new.
                 found = found or self._store(workspace, key, built)
+            image = built.image
         assert found is not None, "known, or just stored"
         prepared = Prepared(*found, image, reused=reused)
         if with_baseline and self.task.checks:
@@ -97,14 +97,15 @@ class _Preparation:
             prepared = replace(prepared, baseline=measured, baseline_digest=name)
         return replace(prepared, duration_ms=round((time.monotonic() - began) * 1000))
 
-    def _wanted(self, workspace: Workspace) -> dict[str, Any]:
+    def _wanted(self, image_id: str) -> dict[str, Any]:
         """The part of the fetch request that decides what comes: a packed source is what it is, of a URL the ref is
         resolved first, because it moves."""
         repo = self.task.repo
         if repo.url is None:
             return {"kind": repo.source_kind, "source": repo.source, "ref": repo.ref}
         request = {"op": "resolve", "url": repo.url, "ref": repo.ref}
-        resolved = self._ask(workspace, request, RESOLVE_TIMEOUT_S)
+        with self._workspace("prepare", image_id) as workspace:
+            resolved = self._ask(workspace, request, RESOLVE_TIMEOUT_S)
         return {"kind": "url", "url": repo.url, **resolved}
 
     def _key(self, image_id: str, wanted: Mapping[str, Any]) -> str:
@@ -231,10 +232,8 @@ class _Preparation:
             text = self.redactor.text("\n".join(deque(lines(stream), maxlen=SAID_LINES)))
         return clip_start(text, SAID_BYTES).strip() or "it wrote nothing"
 
-    @contextmanager
-    def _workspace(self, role: Role, image: str) -> Iterator[Workspace]:
-        with self.sandbox.workspace(replace(self.owner, role=role), image, self.task.limits) as workspace:
-            yield workspace
+    def _workspace(self, role: Role, image: str) -> AbstractContextManager[Workspace]:
+        return self.sandbox.workspace(replace(self.owner, role=role), image, self.task.limits)
 
 
 def _ending(result: Result) -> str:

@@ -84,9 +84,8 @@ def artifacts(
 ) -> dict[str, Digest]:
     """Store the run's artifacts and return name -> digest, for `sealed`. run: with its verdict, before the seal."""
     made = dict(patch.files)
-    made[SUMMARY] = redactor.text(summary(task, run, outcome, failure, patch.stat)).encode(
-        "utf-8", "backslashreplace"
-    )
+    stat = run.verdict.patch if run.verdict else patch.stat
+    made[SUMMARY] = redactor.text(summary(task, run, outcome, failure, stat)).encode("utf-8", "backslashreplace")
     if patch.stat.left_out:
         lines = [f"{path}: {reason}\n" for path, reason in sorted(patch.stat.left_out.items())]
         made[LEFT_OUT] = "".join(lines).encode("utf-8", "backslashreplace")

@@ -44,7 +44,8 @@ def measure(
 ) -> Verdict:
     """Run the task's checks on base plus patch, in a fresh workspace that shares nothing with the agent's.
 
-    The answer's checks are one result each, then the second results of those that were run again.
+    The answer's checks are one result each, then the second results of those that were run again. Its patch also
+    carries the environment's notes, so that a submodule nobody could fetch is said where the result is read.
     owner: of the attempt; its role is replaced. put_blob: stores the masked outputs with the run. Raises Cancelled,
     EngineFault, and IntegrityFault when the patch does not apply to its own base.
     """
@@ -57,7 +58,7 @@ def measure(
         verdict=classify(before, after, again, patch_empty=patch.empty),
         checks=(*after, *again),
         baseline=before,
-        patch=patch.stat,
+        patch=patch.stat.model_copy(update={"notes": (*prepared.environment.notes, *patch.stat.notes)}),
         duration_ms=round((time.monotonic() - began) * 1000),
     )
 
