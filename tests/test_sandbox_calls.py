@@ -243,6 +243,14 @@ def test_command_of_200_kb_with_a_heredoc_runs(shell: Shell) -> None:
     assert shell.text("sha256sum <big").split()[0] == hashlib.sha256(content.encode()).hexdigest()
 
 
+@pytest.mark.parametrize("filler", ["", "#" * 2000], ids=["short", "long"])
+def test_command_s_text_is_not_touched(shell: Shell, filler: str) -> None:
+    """Backslashes, quotes and percent signs arrive as they are, however the text travels."""
+    text = r"""a\nb\\c\c%d%%\101\0 $HOME `x` "y" \\\
+  end"""
+    assert shell.text(f"cat <<'E' {filler}\n{text}\nE") == f"{text}\n"
+
+
 def test_several_lines_of_a_variable_arrive(shell: Shell) -> None:
     """A key of several lines, quotes and bytes that are no text come out of the environment as they went in."""
     value = "-----BEGIN\nab'c\"d$e`f\\\n\n-----END\n\udcff"

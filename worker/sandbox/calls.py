@@ -26,6 +26,9 @@ from worker.sandbox.shape import MIB, STREAM_DIR
 
 PAYLOAD_BYTES: Final = 32 * MIB
 """Largest payload: it waits in a tmpfs of twice that (shape.STREAM_BYTES), which counts as the call's memory."""
+INLINE_BYTES: Final = 1024
+"""A payload of plain text up to this travels in the prelude, which a shell reads byte by byte: for more of them
+that takes longer than to start `head`."""
 CANCEL_LOOK_S: Final = 0.05
 DISK_LOOK_S: Final = 1
 CA_FILE: Final = f"{STREAM_DIR}/ca.pem"
@@ -90,6 +93,7 @@ read -r line && eval "$line"
 ENTRYPOINT: Final = ("sh", "-c", PARKED)
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(rb"[\n -~]*")
 _PROGRAM = re.compile(r"[a-z_]+")
 _NO_FOLDER = "cwd"
 
@@ -135,11 +139,12 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
     else:
         payload = command.payload
         program = f"python3 -I /opt/dawnfleet/{command.program}.py </dev/fd/3 3<&-"
+    deposit, payload = _deposit(payload)
     steps = [
         # The shell's own words about a killed program may quote the line with the secrets in it: they go nowhere.
         "exec 2>/dev/null",
         *([f"head -c {len(ca_bundle)} >{CA_FILE}"] if ca_bundle else []),
-        f"head -c {len(payload)} >&3",
+        deposit,
         "guard",
         f"e={_NO_FOLDER}",
         f"cd -- {shlex.quote(command.cwd)} && {{ {assignments} {program} 2>&1 4<&-; e=$?; }}",
@@ -153,6 +158,14 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
     else:
         prelude += b"\n"
     return Message(prelude + ca_bundle + payload, nonce)
+
+
+def _deposit(payload: bytes) -> tuple[str, bytes]:
+    """The shell that puts the payload into its file, and the bytes it takes from the stream for that."""
+    if len(payload) > INLINE_BYTES or not _PLAIN.fullmatch(payload):
+        return f"head -c {len(payload)} >&3", payload
+    escaped = payload.decode("ascii").replace("\\", "\\\\").replace("\n", "\\n")
+    return f"printf %b {shlex.quote(escaped)} >&3", b""
 
 
 def converse(
