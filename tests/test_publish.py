@@ -181,3 +181,25 @@ def test_artifacts_are_stored_masked_and_named() -> None:
     assert b"s3cr3t-value" not in b"".join(stored.values())
     nothing = artifacts(task, run, "no_change", None, NO_PATCH, put_blob=put_blob, redactor=redactor)
     assert set(nothing) == {"summary.md"}
+
+
+@pytest.mark.docker
+def test_what_setup_left_in_the_repository_is_not_in_the_patch(bench: Bench, source: Path) -> None:
+    """What setup made, changed or deleted is named as left out; the agent's edits beside it are the patch."""
+    setup = "echo built >made.txt; echo more >>run.sh; rm ren.txt; echo 1 >both.txt"
+    task = bench.task(bench.repo(source), setup=setup)
+    _, patch = bench.edited(task, "echo agent >new.txt; echo 2 >both.txt")
+    assert set(patch.stat.files) == {"new.txt", "both.txt"}
+    assert patch.stat.left_out["made.txt"] == "made by setup"
+    assert patch.stat.left_out["run.sh"] == "changed by setup"
+    assert patch.stat.left_out["ren.txt"] == "deleted by setup"
+
+
+@pytest.mark.docker
+def test_a_patch_over_what_setup_changed_is_measured_beside_it(bench: Bench, source: Path) -> None:
+    """In the clean room the agent's version of a path replaces setup's, and setup's other traces stay."""
+    setup = "echo built >made.txt; echo more >>f.txt; echo 1 >both.txt"
+    room = "grep agent f.txt && grep built made.txt && grep 2 both.txt"
+    task = bench.task(bench.repo(source), setup=setup, room=room)
+    prepared, patch = bench.edited(task, "echo agent >>f.txt; echo 2 >both.txt")
+    assert bench.verdict(task, prepared, patch).verdict == "verified"

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, IntegrityFault, NotFoundFault
@@ -17,6 +15,7 @@ from worker.contract.task import Task
 from worker.sandbox.protocol import Sandbox
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.content import content_chunks
 from worker.store.journal import Journal
 
 
@@ -104,22 +103,12 @@ def restore_chain(archive: Archive, prepared: Prepared, run: Run | None = None) 
     chain = run.chain if run else ()
     parts: list[Iterable[bytes]] = []
     if not chain or chain[0].level != 0:
-        parts.append(_level_0(archive, prepared.environment))
+        key = keys.environment_blob(prepared.key, prepared.environment.snapshot)
+        parts.append(content_chunks(archive, key, prepared.environment.snapshot))
     if run is not None:
         journal = Journal(archive, run.id)
         parts += [journal.get_snapshot(taken.object) for taken in chain if taken.object is not None]
     return parts
-
-
-def put_blob(archive: Archive, key: str, data: bytes | Path) -> str:
-    """Store bytes or a file beside the env.json of key, under their digest, and return it."""
-    if isinstance(data, Path):
-        with data.open("rb") as file:
-            name = hashlib.file_digest(file, "sha256").hexdigest()
-    else:
-        name = digest(data)
-    archive.create(keys.environment_blob(key, name), data)
-    return name
 
 
 def checks_digest(task: Task) -> str:
@@ -127,14 +116,3 @@ def checks_digest(task: Task) -> str:
     limits = task.limits.model_dump(include={"check_timeout_s", "memory_bytes", "pids", "cpus", "tmpfs_bytes"})
     checks = [check.model_dump() for check in task.checks]
     return digest(canonical({"checks": checks, "limits": limits, "path": task.repo.path}))
-
-
-def _level_0(archive: Archive, environment: PreparedEnvironment) -> Iterator[bytes]:
-    """The stored snapshot in chunks; IntegrityFault after the last when it does not have its digest."""
-    key = keys.environment_blob(environment.key, environment.snapshot)
-    seen = hashlib.sha256()
-    for chunk in archive.chunks(key):
-        seen.update(chunk)
-        yield chunk
-    if seen.hexdigest() != environment.snapshot:
-        raise IntegrityFault(f"{key} does not have its digest")

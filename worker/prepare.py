@@ -5,11 +5,13 @@ Refuses to read the repository itself: git, unpacking and setup run in container
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from worker import checks, environments, toolbox
@@ -23,11 +25,12 @@ from worker.redact import Redactor
 from worker.sandbox.protocol import Owner, Result, Role, Sandbox, Workspace, WorkspaceTooLarge
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.content import put_content
 from worker.toolbox import Cancelled, ToolboxProblem
 from worker.tools.output import clip_start, lines
 from worker.tools.shell import shell
 
-RECIPE: Final = 1
+RECIPE: Final = 2
 """Raise it when our programs lay an environment down differently: every key changes with it."""
 REPO_SECRET: Final = "DAWN_REPO_SECRET"
 SETUP_IMAGE: Final = "dawnfleet/prepared"
@@ -130,6 +133,9 @@ class _Preparation:
         setup_tag = f"{SETUP_IMAGE}:{key[:TAG_DIGITS]}" if self.task.environment.setup else None
         image = self._set_up(workspace, setup_tag) if setup_tag else image_id
         workspace.own()
+        if setup_tag:
+            # What setup left in the work tree is not the agent's doing: the patch is told apart from it by this.
+            workspace.put("prepared", [json.dumps(workspace.tree()).encode()])
         return _Built(fetched, image, setup_tag)
 
     def _source(self, name: str) -> Iterator[bytes]:
@@ -169,7 +175,7 @@ class _Preparation:
             image_name=self.task.environment.image,
             image=built.image,
             setup_tag=built.setup_tag,
-            snapshot=environments.put_blob(self.archive, key, level_0.path),
+            snapshot=self._put_blob(key, level_0.path),
             snapshot_bytes=level_0.bytes,
             listing=level_0.listing,
             tree=level_0.tree,
@@ -196,7 +202,7 @@ class _Preparation:
                     self.task,
                     self.task.checks,
                     workspace,
-                    put_blob=lambda path: environments.put_blob(self.archive, prepared.key, path),
+                    put_blob=lambda path: self._put_blob(prepared.key, path),
                     redactor=self.redactor,
                     cancel=self.cancel,
                 )
@@ -210,6 +216,9 @@ class _Preparation:
             self.archive.create(key, canonical(Baseline(checks=results).model_dump(mode="json")))
             data = self.archive.get(key)
         return Baseline.model_validate_json(data), digest(data)
+
+    def _put_blob(self, key: str, data: Path) -> str:
+        return put_content(self.archive, lambda name: keys.environment_blob(key, name), data)
 
     def _ask(self, workspace: Workspace, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         try:

@@ -24,6 +24,8 @@ READ_FACTOR = 4
 NAMED_MAX = 100
 """More left-out paths than this are counted by their top folder."""
 CHUNK_BYTES = 1 << 20
+PREPARED = "prepared"
+"""File in base/: the listing of the work tree after setup."""
 
 Listing = Iterable[tuple[bytes, str, str]]
 """(path, mode, SHA-256 of the content), as Workspace.tree() gives it."""
@@ -97,7 +99,8 @@ class LeftOut:
 class Base:
     """The start commit in /workspace/base. entries: path -> (mode, object id), those of submodules included.
 
-    links: paths of all submodules; submodules: (path, commit) of the fetched ones, parents first.
+    links: paths of all submodules; submodules: (path, commit) of the fetched ones, parents first. prepared: the work
+    tree as `setup` left it, None where no setup ran: what lies there unchanged is not the agent's doing.
     """
 
     def __init__(self) -> None:
@@ -106,6 +109,7 @@ class Base:
         self.commit = (BASE / "commit").read_text().strip()
         listed = json.loads((BASE / "submodules").read_text())
         self.submodules = [(os.fsencode(path), commit) for path, commit in listed]
+        self.prepared = _listed(BASE / PREPARED)
         self.entries: dict[bytes, tuple[str, str]] = {}
         self.links: set[bytes] = set()
         for place, commit in [(b"", self.commit), *self.submodules]:
@@ -137,6 +141,9 @@ class Base:
             size, oid = _object_id(path, mode, self.object_format)
             if self.entries.get(path) == (mode, oid):
                 continue
+            if self.prepared is not None and self.prepared.get(path) == (mode, sha256):
+                left_out.add(path, "changed by setup" if path in self.entries else "made by setup")
+                continue
             written = Written(path, mode, sha256, oid, size, oid in known)
             if path not in self.entries and not written.known:
                 new.append(written)
@@ -156,7 +163,10 @@ class Base:
                 room -= written.size
                 part(written.path).written.append(written)
         for path in sorted(self.entries.keys() - seen):
-            part(path).deleted.append(path)
+            if self.prepared is not None and path not in self.prepared:
+                left_out.add(path, "deleted by setup")
+            else:
+                part(path).deleted.append(path)
         return repository, submodules, left_out
 
     def _impossible(self, path: bytes, fetched: tuple[bytes, ...]) -> str:
@@ -196,6 +206,13 @@ def stash_notes(repository: Path = REPO) -> list[str]:
         except (OSError, Problem):
             continue
     return []
+
+
+def _listed(listing: Path) -> dict[bytes, tuple[str, str]] | None:
+    """Path -> (mode, SHA-256) of a stored listing, None where there is none."""
+    if not listing.is_file():
+        return None
+    return {os.fsencode(path): (mode, sha256) for path, mode, sha256 in json.loads(listing.read_bytes())}
 
 
 def shown(path: bytes) -> str:

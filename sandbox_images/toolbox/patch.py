@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,7 @@ from typing import IO, Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from changes import Base, Caps, Change, LeftOut, shown, stash_notes
-from cleangit import BASE, REPO, GitFailed, Problem, git, init, object_format, quoted, reading_git, serve
+from cleangit import BASE, REPO, GitFailed, Problem, git, init, quoted, reading_git, serve
 
 PATCH, SUBMODULES = "patch.diff", "submodules.diff"
 FILES_MAX = 1000
@@ -94,19 +95,48 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def apply(_: dict[str, Any]) -> dict[str, Any]:
-    """Lay base/patch.diff and base/submodules.diff down on the work tree, which is that of the start commit."""
+    """Lay base/patch.diff and base/submodules.diff, made against the start commit, down on the work tree.
+
+    They are applied to the start commit in an index, and only the paths that they change are written: whatever setup
+    did to those paths gives way, whatever else it did stays.
+    """
+    base = Base()
     with tempfile.TemporaryDirectory() as scratch:
         git_dir = Path(scratch) / "git"
-        init(git_dir, object_format=object_format(BASE / "git"))
+        init(git_dir, object_format=base.object_format)
+        (git_dir / "objects" / "info" / "alternates").write_text(f"{base.git_dir}/objects\n")
+        entries = b"".join(
+            b"%b %b\t%b\0" % (mode.encode(), oid.encode(), path) for path, (mode, oid) in base.entries.items()
+        )
+        git("update-index", "-z", "--index-info", git_dir=git_dir, input=entries)
+        before = git("write-tree", git_dir=git_dir).strip()
         for name in (PATCH, SUBMODULES):
             patch = BASE / name
             if not patch.is_file() or not patch.stat().st_size:
                 continue
             try:
-                git("apply", "--binary", "--whitespace=nowarn", str(patch), git_dir=git_dir, work_tree=REPO)
+                git("apply", "--cached", "--binary", "--whitespace=nowarn", str(patch), git_dir=git_dir)
             except GitFailed as failed:
                 raise Problem("patch", f"{name} does not apply to its base: {failed.text}") from failed
+        after = git("write-tree", git_dir=git_dir).strip()
+        said = git("diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after, git_dir=git_dir)
+        statuses, paths = said.split(b"\0")[:-1:2], said.split(b"\0")[1::2]
+        for status, path in zip(statuses, paths, strict=True):
+            if status == b"D":
+                _remove(path)
+        written = [path for status, path in zip(statuses, paths, strict=True) if status != b"D"]
+        listed = b"".join(path + b"\0" for path in written)
+        git("checkout-index", "-f", "-z", "--stdin", git_dir=git_dir, work_tree=REPO, input=listed)
     return {}
+
+
+def _remove(path: bytes) -> None:
+    """Remove a path of the work tree, and the folders that it leaves empty."""
+    place = os.path.join(os.fsencode(REPO), path)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(place)
+    with suppress(OSError):  # the first folder that is not empty ends it
+        os.removedirs(os.path.dirname(place))
 
 
 def _join_submodules(stream: IO[bytes], git_dir: Path, base: Base) -> None:
