@@ -23,9 +23,15 @@ ACTS = st.lists(
 )
 
 
-def messages(transcript: Transcript, count: int | None = None) -> tuple[Message, ...]:
-    records = [record for segment in transcript.segments[:count] for record in segment]
-    return context.render(transcript.task, records, Toolset().specs).messages
+def messages(transcript: Transcript) -> tuple[Message, ...]:
+    return shown(transcript).request("model").messages
+
+
+def shown(transcript: Transcript) -> context.Transcript:
+    """What a fresh attempt would show."""
+    fresh = context.Transcript(transcript.task, Toolset().specs)
+    fresh.follow(transcript.records())
+    return fresh
 
 
 def act(transcript: Transcript, kind: str, words: str, count: int) -> None:
@@ -74,9 +80,9 @@ def test_every_text_is_valid_and_every_call_has_its_result(acts: list[tuple[str,
     transcript = Transcript(task())
     for kind, words, count in acts:
         act(transcript, kind, words, count)
-    shown = messages(transcript)
-    assert body(shown).encode()
-    for before, after in zip(shown, [*shown[1:], UserMessage("")], strict=True):
+    told = messages(transcript)
+    assert body(told).encode()
+    for before, after in zip(told, [*told[1:], UserMessage("")], strict=True):
         calls = [call.id for call in before.reply.calls] if isinstance(before, AssistantMessage) else []
         results = [result.call_id for result in after.results] if isinstance(after, ToolResults) else []
         assert calls == results
@@ -102,7 +108,7 @@ def test_a_prompt_with_places_is_shown_as_it_is() -> None:
 
 def test_the_rule_of_what_persists_is_in_the_system_prompt() -> None:
     """New container, no network, only workspace and HOME: said once, where it is cached."""
-    system = context.render(task(), Transcript(task()).records(), ()).system
+    system = shown(Transcript(task())).request("model").system
     assert "Only files under the workspace and HOME persist" in system
 
 
@@ -162,10 +168,10 @@ def test_a_compaction_replaces_what_was_before_its_step() -> None:
     for n in range(4):
         transcript.step(f"echo {n}", str(n))
     transcript.commit(Compacted(through=3, summary="Steps 1 and 2 echoed."))
-    shown = messages(transcript)
-    assert shown[1] == UserMessage("Steps 1 and 2 echoed.")
-    assert [type(message) for message in shown[2:]] == [AssistantMessage, ToolResults] * 2
-    assert shown[0] == messages(Transcript(task()))[0]
+    told = messages(transcript)
+    assert told[1] == UserMessage("Steps 1 and 2 echoed.")
+    assert [type(message) for message in told[2:]] == [AssistantMessage, ToolResults] * 2
+    assert told[0] == messages(Transcript(task()))[0]
 
 
 @pytest.mark.parametrize("size", [0, 7_000, 70_000])
@@ -174,8 +180,7 @@ def test_the_estimate_grows_with_the_conversation(size: int) -> None:
     small, large = Transcript(task()), Transcript(task())
     small.step("ls", "")
     large.step("ls", "x" * size)
-    sizes = [context.estimate_tokens(context.render(t.task, t.records(), ())) for t in (small, large)]
-    assert sizes[1] - sizes[0] == pytest.approx(size / 3.5, abs=1)
+    assert shown(large).tokens - shown(small).tokens == pytest.approx(size / 3.5, abs=1)
 
 
 def test_feedback_names_the_checks_that_are_not_green() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from transcripts import Transcript, body, shell, task
+from transcripts import MemoryHost, body, shell, task
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import FencedFault, InvalidFault, ProviderFault
@@ -17,67 +17,21 @@ from worker.contract.events import (
     Event,
     FedBack,
     Finished,
-    Observation,
     Observed,
     Parked,
     Replied,
     Reply,
-    SnapshotRef,
     Steered,
     ToolCall,
     Usage,
 )
-from worker.contract.task import Task
 from worker.loop import Stopped, work
 from worker.models.protocol import ModelRequest, ToolResults, UserMessage
-from worker.tools.tool import Tool
 from worker.tools.toolset import Toolset
 
 
-class Patience(Cancel):
-    """A switch whose waits take no time and are remembered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits_s: list[float] = []
-
-    def wait(self, timeout_s: float) -> bool:
-        self.waits_s.append(timeout_s)
-        return self.is_set()
-
-
-class MemoryHost(Transcript):
-    """A Host whose calls are answered by a function of the command: (exit code, output, tree)."""
-
-    def __init__(self, task: Task, shell: Callable[[str], tuple[int, str, str]] = lambda _: (0, "", "a")) -> None:
-        self.cancel = Patience()
-        self.ran: list[str] = []
-        self.now_s = 0.0
-        self.mail: list[Any] = []
-        self._shell = shell
-        super().__init__(task)
-
-    def working_s(self) -> float:
-        return self.now_s
-
-    def inbox(self) -> Parked | Stopped | None:
-        while self.mail:
-            message = self.mail.pop(0)
-            if not isinstance(message, Steered):
-                return message
-            self.commit(message)
-        return None
-
-    def execute(self, call: ToolCall, tool: Tool, arguments: Any) -> Observed | None:
-        command = getattr(arguments, "command", tool.name)
-        self.ran.append(command)
-        code, output, tree = self._shell(command)
-        if self.cancel.is_set():
-            return None
-        seen = Observation(
-            call_id=call.id, tool=call.name, status="ok" if code == 0 else "error", exit_code=code, output=output
-        )
-        return Observed(observation=seen, snapshot=SnapshotRef(listing=tree * 64, tree=tree * 64))
+class Told(MemoryHost):
+    """A host that says what it was told."""
 
     def events(self, kind: type[Event]) -> list[Any]:
         return [record.event for record in self.records() if isinstance(record.event, kind)]
@@ -138,7 +92,7 @@ def failure(outcome: object) -> str:
 
 def test_a_run_ends_with_the_words_of_a_reply_without_calls() -> None:
     """Reply and end are one append: no crash can fall between them."""
-    host = MemoryHost(task())
+    host = Told(task())
     assert work(host, Says(runs("ls"), DONE), Toolset()) == Finished(text="It is done.")
     assert [type(record.event) for record in host.segments[-1]] == [Replied, Finished]
     assert (host.run.steps, host.run.turn) == (2, "verdict")
@@ -146,7 +100,7 @@ def test_a_run_ends_with_the_words_of_a_reply_without_calls() -> None:
 
 def test_several_calls_run_in_order_and_answer_in_one_message() -> None:
     """T03: three results with the right ids and exit codes, all in the one following message."""
-    host = MemoryHost(task(), lambda command: (int(command.split()[-1]), command, "a"))
+    host = Told(task(), lambda command: (int(command.split()[-1]), command, "a"))
     model = Says(runs("echo 0", "exit 7", "again 0"), DONE)
     work(host, model, Toolset())
     results = last_results(model.asked[1])
@@ -157,9 +111,9 @@ def test_several_calls_run_in_order_and_answer_in_one_message() -> None:
 
 def test_a_reply_is_committed_before_its_calls_run() -> None:
     """Money spent is on record before anything happens because of it."""
-    host = MemoryHost(task())
+    host = Told(task())
     seen: list[int] = []
-    host._shell = lambda _: (seen.append(host.run.steps) or 0, "", "a")
+    host.shell = lambda _: (seen.append(host.run.steps) or 0, "", "a")
     work(host, Says(runs("ls"), DONE), Toolset())
     assert seen == [1]
 
@@ -171,9 +125,9 @@ def test_a_takeover_at_any_commit_ends_the_same(kept: int) -> None:
     def answer(request: ModelRequest) -> Reply:
         return (runs("a", "b")(request), runs("c")(request), DONE)[request.reply_index]
 
-    whole = MemoryHost(task())
+    whole = Told(task())
     work(whole, Says(answer), Toolset())
-    host = MemoryHost(task())
+    host = Told(task())
     for segment in whole.segments[3:kept]:
         host.commit(*(record.event for record in segment))
     before = [event.observation.call_id for event in host.events(Observed)]
@@ -184,7 +138,7 @@ def test_a_takeover_at_any_commit_ends_the_same(kept: int) -> None:
 
 def test_after_feedback_the_model_has_the_turn_again() -> None:
     """Red checks are read by the model and answered."""
-    host = MemoryHost(task())
+    host = Told(task())
     model = Says(DONE, Reply(text="Now it is."))
     work(host, model, Toolset())
     host.commit(FedBack(text="tests: red"))
@@ -194,7 +148,7 @@ def test_after_feedback_the_model_has_the_turn_again() -> None:
 
 def test_commands_run_as_steps_of_their_own_and_decide_nothing() -> None:
     """A failing command is an observation; the next one runs; afterwards nothing is decided."""
-    host = MemoryHost(task(("fix", "format")), lambda command: (int(command == "fix"), "", "a"))
+    host = Told(task(("fix", "format")), lambda command: (int(command == "fix"), "", "a"))
     model = Says(runs("fix"), runs("format"))
     assert work(host, model, Toolset(), phase="commands") is None
     assert (host.ran, host.run.command_steps, host.run.finished) == (["fix", "format"], 2, None)
@@ -206,9 +160,7 @@ def test_commands_run_as_steps_of_their_own_and_decide_nothing() -> None:
 def test_commands_are_not_bound_by_a_models_context() -> None:
     """Large outputs of many commands neither end the commands nor flood the model that comes after them."""
     numbers = iter(range(30))
-    host = MemoryHost(
-        task(("fix",) * 30, context_tokens=100_000), lambda _: (0, "x" * 50_000 + str(next(numbers)), "a")
-    )
+    host = Told(task(("fix",) * 30, context_tokens=100_000), lambda _: (0, "x" * 50_000 + str(next(numbers)), "a"))
     assert work(host, Says(runs("fix")), Toolset(), phase="commands") is None
     assert work(host, Says(DONE), Toolset()) == Finished(text="It is done.")
 
@@ -219,7 +171,7 @@ def test_commands_are_not_bound_by_a_models_context() -> None:
 def test_broken_json_runs_nothing_and_names_the_fault() -> None:
     """T01: the tool and the JSON fault are named, raw arguments are kept, the run ends normally in three steps."""
     raw = '{"command": "echo a'
-    host = MemoryHost(task())
+    host = Told(task())
     outcome = work(host, Says(calls("run_command", raw), runs("echo ok"), DONE), Toolset())
     assert outcome == Finished(text="It is done.")
     assert host.ran == ["echo ok"]
@@ -232,7 +184,7 @@ def test_broken_json_runs_nothing_and_names_the_fault() -> None:
 def test_empty_replies_are_nudged_and_end_the_run(empty: Reply) -> None:
     """T02: at most three nudges, then a failure that says so; every paid reply is counted."""
     model = Says(runs("echo x"), empty)
-    host = MemoryHost(task())
+    host = Told(task())
     assert failure(work(host, model, Toolset())) == "agent/empty_replies"
     assert len(model.asked) == host.run.steps == 4
     assert "Your last reply was empty" in model.asked[-1].messages[-1].text
@@ -240,7 +192,7 @@ def test_empty_replies_are_nudged_and_end_the_run(empty: Reply) -> None:
 
 def test_an_unknown_tool_is_answered_with_the_list_of_tools() -> None:
     """T04, H44: the valid names come back, and the run goes on to its end."""
-    host = MemoryHost(task())
+    host = Told(task())
     assert work(host, Says(calls("generic_command", "{}"), runs("ls"), DONE), Toolset()) == Finished(
         text="It is done."
     )
@@ -258,7 +210,7 @@ def test_an_unknown_tool_is_answered_with_the_list_of_tools() -> None:
 )
 def test_wrong_arguments_are_explained_and_never_run(arguments: str, named: Sequence[str]) -> None:
     """T05: every fault with its path and the schema; nothing runs with a substituted default."""
-    host = MemoryHost(task())
+    host = Told(task())
     work(host, Says(calls("run_command", arguments), DONE), Toolset())
     assert host.ran == []
     assert all(word in host.told()[0][2] for word in named)
@@ -268,7 +220,7 @@ def test_a_cut_reply_is_not_executed_even_if_it_parses() -> None:
     """T06: the model is told to send smaller parts; after three in a row the run ends with that reason."""
     cut = calls("write_file", '{"path": "f", "content": "half a li"}', stop="length")
     model = Says(cut)
-    host = MemoryHost(task())
+    host = Told(task())
     assert failure(work(host, model, Toolset())) == "agent/malformed_calls"
     assert (host.ran, host.run.steps) == ([], 3)
     assert "Send smaller parts" in last_results(model.asked[1])[0]["output"]
@@ -277,18 +229,18 @@ def test_a_cut_reply_is_not_executed_even_if_it_parses() -> None:
 def test_cut_replies_in_between_do_not_add_up() -> None:
     """Only replies in a row count: good ones start the count again."""
     cut = Reply(text="so lo", stop="length")
-    assert work(MemoryHost(task()), Says(cut, cut, runs("ls"), cut, cut, DONE), Toolset()) == Finished(text=DONE.text)
+    assert work(Told(task()), Says(cut, cut, runs("ls"), cut, cut, DONE), Toolset()) == Finished(text=DONE.text)
 
 
 def test_calls_that_never_parse_end_the_run() -> None:
     """Three replies in a row without one valid call."""
-    assert failure(work(MemoryHost(task()), Says(calls("nope", "{}")), Toolset())) == "agent/malformed_calls"
+    assert failure(work(Told(task()), Says(calls("nope", "{}")), Toolset())) == "agent/malformed_calls"
 
 
 @pytest.mark.parametrize("stop", ["refusal", "content_filter"])
 def test_a_refusal_ends_the_run_with_its_text(stop: Any) -> None:
     """T07: refused, with the words kept."""
-    outcome = work(MemoryHost(task()), Says(Reply(text="I cannot.", stop=stop)), Toolset())
+    outcome = work(Told(task()), Says(Reply(text="I cannot.", stop=stop)), Toolset())
     assert failure(outcome) == f"refused/{stop}"
     assert isinstance(outcome, Finished)
     assert outcome.text == "I cannot."
@@ -296,7 +248,7 @@ def test_a_refusal_ends_the_run_with_its_text(stop: Any) -> None:
 
 def test_half_a_surrogate_pair_never_reaches_a_request() -> None:
     """T15: a reply with a lone surrogate is told so, every later request encodes, the journal reads back."""
-    host = MemoryHost(task())
+    host = Told(task())
     bad = calls("write_file", '{"path": "f", "content": "\ud83d"}', text="\ud83d", native={"x": ["\ud83d"]})
     model = Says(bad, calls("write_file", r'{"path": "f", "content": "\ud83d"}'), DONE)
     assert work(host, model, Toolset()) == Finished(text="It is done.")
@@ -307,7 +259,7 @@ def test_half_a_surrogate_pair_never_reaches_a_request() -> None:
 
 def test_huge_arguments_are_refused_and_not_sent_again() -> None:
     """H44: 50 MB of arguments are an error text, and the next request stays small."""
-    host = MemoryHost(task())
+    host = Told(task())
     huge = '{"path": "f", "content": "' + "x" * 50_000_000 + '"}'
     model = Says(calls("write_file", huge), DONE)
     assert work(host, model, Toolset()) == Finished(text="It is done.")
@@ -317,7 +269,7 @@ def test_huge_arguments_are_refused_and_not_sent_again() -> None:
 
 def test_a_hundred_calls_in_one_reply_all_run() -> None:
     """H44: they run one after the other, each committed."""
-    host = MemoryHost(task())
+    host = Told(task())
     work(host, Says(runs(*(f"echo {n}" for n in range(100))), DONE), Toolset())
     assert len(host.ran) == len(host.told()) == 100
 
@@ -327,7 +279,7 @@ def test_a_hundred_calls_in_one_reply_all_run() -> None:
 
 def test_the_same_call_with_the_same_result_is_warned_of_and_stopped() -> None:
     """T14a: told at 3, 5 and 8, stopped at 10 as a loop."""
-    host = MemoryHost(task(), lambda _: (0, "a.py", "a"))
+    host = Told(task(), lambda _: (0, "a.py", "a"))
     model = Says(runs("ls"))
     assert failure(work(host, model, Toolset())) == "agent/loop"
     told = [n for n, request in enumerate(model.asked) if "same call" in getattr(request.messages[-1], "text", "")]
@@ -339,21 +291,21 @@ def test_the_same_call_with_the_same_result_is_warned_of_and_stopped() -> None:
 def test_polling_with_new_output_is_progress() -> None:
     """T14b: twelve times the same call with something new each time."""
     lines = iter(range(12))
-    host = MemoryHost(task(), lambda _: (0, f"line {next(lines)}", "a"))
+    host = Told(task(), lambda _: (0, f"line {next(lines)}", "a"))
     assert work(host, Says(*[runs("tail -1 build.log")] * 12, DONE), Toolset()) == Finished(text="It is done.")
 
 
 def test_the_same_call_after_an_edit_is_legitimate() -> None:
     """The same failing test on twelve different trees is no loop."""
     trees = iter("abcdef0123456789abcdef0123456789")
-    host = MemoryHost(task(), lambda command: (0, "1 failed", next(trees)))
+    host = Told(task(), lambda command: (0, "1 failed", next(trees)))
     assert work(host, Says(*[runs("pytest")] * 12, DONE), Toolset()) == Finished(text="It is done.")
 
 
 def test_failing_calls_in_a_row_are_warned_of_and_stopped() -> None:
     """Told at five, stopped at eight."""
     numbers = iter(range(100))
-    host = MemoryHost(task(), lambda _: (1, f"error {next(numbers)}", "a"))
+    host = Told(task(), lambda _: (1, f"error {next(numbers)}", "a"))
     model = Says(runs("make"))
     assert failure(work(host, model, Toolset())) == "agent/failing_calls"
     assert len(host.ran) == 8
@@ -362,7 +314,7 @@ def test_failing_calls_in_a_row_are_warned_of_and_stopped() -> None:
 
 def test_calls_of_the_last_step_still_run() -> None:
     """The limit of steps is the model's: what it asked for in its last step happens, then there is a report."""
-    host = MemoryHost(task(steps=2), lambda command: (1, "AssertionError: 15 != 40", "a"))
+    host = Told(task(steps=2), lambda command: (1, "AssertionError: 15 != 40", "a"))
     outcome = work(host, Says(runs("one"), runs("two"), DONE), Toolset())
     assert failure(outcome) == "limit/steps"
     assert host.ran == ["one", "two"]
@@ -380,20 +332,20 @@ def test_calls_of_the_last_step_still_run() -> None:
 )
 def test_a_used_up_limit_ends_the_run(limits: dict[str, Any], reply: dict[str, Any], reason: str) -> None:
     """Tokens, money and context, after the calls that were paid for have run."""
-    host = MemoryHost(task(**limits))
+    host = Told(task(**limits))
     assert failure(work(host, Says(runs("ls", **reply)), Toolset())) == f"limit/{reason}"
     assert host.ran == ["ls"]
 
 
 def test_working_time_ends_the_run_between_calls() -> None:
     """A call that used up the time is committed, the next one does not start."""
-    host = MemoryHost(task())
+    host = Told(task())
 
     def slow(command: str) -> tuple[int, str, str]:
         host.now_s += 2_000
         return 0, "", "a"
 
-    host._shell = slow
+    host.shell = slow
     model = Says(runs("one", "two", "three"))
     assert failure(work(host, model, Toolset())) == "limit/wall"
     assert host.ran == ["one", "two"]
@@ -402,7 +354,7 @@ def test_working_time_ends_the_run_between_calls() -> None:
 
 def test_a_model_call_gets_no_more_than_the_time_left() -> None:
     """A hanging provider cannot outlive the run's working time."""
-    host = MemoryHost(task())
+    host = Told(task())
     host.now_s = 2_690
     model = Says(DONE)
     work(host, model, Toolset())
@@ -415,7 +367,7 @@ def test_a_model_call_gets_no_more_than_the_time_left() -> None:
 def test_a_short_trouble_of_the_provider_is_waited_out() -> None:
     """Retryable faults are tried again, no earlier than the provider asked for."""
     busy = ProviderFault("unavailable", "busy", retryable=True, retry_after_s=3)
-    host = MemoryHost(task())
+    host = Told(task())
     assert work(host, Says(busy, busy, DONE), Toolset()) == Finished(text="It is done.")
     assert host.cancel.waits_s == [3, 4]
     assert host.run.steps == 1
@@ -436,7 +388,7 @@ def test_a_short_trouble_of_the_provider_is_waited_out() -> None:
 def test_what_a_provider_means_for_the_run(fault: Exception, tries: int, said: str) -> None:
     """Each fault has one outcome of the closed set, after a bounded number of tries."""
     model = Says(fault)
-    assert failure(work(MemoryHost(task()), model, Toolset())) == said
+    assert failure(work(Told(task()), model, Toolset())) == said
     assert len(model.asked) == tries
 
 
@@ -445,20 +397,20 @@ def test_what_a_provider_means_for_the_run(fault: Exception, tries: int, said: s
 
 def test_a_cancel_ends_the_call_in_flight_and_commits_nothing() -> None:
     """The call is undone, not observed."""
-    host = MemoryHost(task())
+    host = Told(task())
 
     def cancelled(command: str) -> tuple[int, str, str]:
         host.cancel.set("cancel")
         return 137, "", "a"
 
-    host._shell = cancelled
+    host.shell = cancelled
     assert work(host, Says(runs("sleep 600", "ls")), Toolset()) == Stopped("cancel")
     assert (host.told(), len(host.run.pending)) == ([], 2)
 
 
 def test_a_cancel_ends_a_model_call() -> None:
     """What the model raised because of it is no failure of the provider."""
-    host = MemoryHost(task())
+    host = Told(task())
 
     def cancelled(request: ModelRequest) -> Reply:
         host.cancel.set("drain")
@@ -470,7 +422,7 @@ def test_a_cancel_ends_a_model_call() -> None:
 
 def test_a_message_is_committed_before_the_request_that_shows_it() -> None:
     """Steering reaches the next render, in the words of the one who wrote it."""
-    host = MemoryHost(task())
+    host = Told(task())
     host.mail.append(Steered(n=0, kind="message", by="ada", text="Use pathlib."))
     model = Says(DONE)
     work(host, model, Toolset())
@@ -480,13 +432,13 @@ def test_a_message_is_committed_before_the_request_that_shows_it() -> None:
 
 def test_a_pause_parks_between_calls() -> None:
     """What the inbox asks for ends the attempt, with the rest of the calls pending."""
-    host = MemoryHost(task())
+    host = Told(task())
 
     def paused(command: str) -> tuple[int, str, str]:
         host.mail.append(Parked(waiting="paused"))
         return 0, "", "a"
 
-    host._shell = paused
+    host.shell = paused
     assert work(host, Says(runs("one", "two")), Toolset()) == Parked(waiting="paused")
     assert host.ran == ["one"]
 
@@ -494,7 +446,7 @@ def test_a_pause_parks_between_calls() -> None:
 @pytest.mark.parametrize(("decision", "ran"), [("approved", True), ("denied", False), ("expired", False)])
 def test_an_act_that_cannot_be_undone_waits_for_a_person(decision: Any, ran: bool) -> None:
     """The question and the parking are one append; the answer decides whether it runs."""
-    host = MemoryHost(task())
+    host = Told(task())
     model = Says(runs("terraform destroy"), DONE)
     assert isinstance(work(host, model, Toolset()), Parked)
     assert [type(record.event) for record in host.segments[-1]] == [Asked, Parked]
@@ -506,7 +458,7 @@ def test_an_act_that_cannot_be_undone_waits_for_a_person(decision: Any, ran: boo
 
 def test_a_denied_act_is_told_and_the_run_goes_on() -> None:
     """Publishing is refused with a reason; the next call runs."""
-    host = MemoryHost(task())
+    host = Told(task())
     work(host, Says(runs("git push origin main", "ls"), DONE), Toolset())
     assert host.ran == ["ls"]
     assert host.told()[0][0] == "denied"
@@ -514,7 +466,7 @@ def test_a_denied_act_is_told_and_the_run_goes_on() -> None:
 
 def test_a_fence_goes_up_through_the_loop() -> None:
     """An attempt that is no longer the run's current one stops writing at once."""
-    host = MemoryHost(task())
+    host = Told(task())
 
     def fenced(*events: Event) -> None:
         raise FencedFault("another claim")

@@ -11,7 +11,14 @@ from worker.contract.task import Limits
 
 
 def stop(transcript: Transcript, working_s: float = 0) -> str:
-    return str(meter.stop(transcript.run, transcript.task.limits, transcript.records(), working_s))
+    return str(meter.stop(transcript.run, transcript.task.limits, repeats(transcript).last, working_s))
+
+
+def repeats(transcript: Transcript) -> meter.Repeats:
+    counted = meter.Repeats()
+    for record in transcript.records():
+        counted.see(record)
+    return counted
 
 
 def test_a_fresh_run_goes_on() -> None:
@@ -59,14 +66,11 @@ def test_two_calls_taking_turns_are_a_loop() -> None:
 def test_arguments_that_differ_in_spacing_are_the_same() -> None:
     """Reformatted JSON is no new idea."""
     transcript = Transcript(task())
-    counts = meter.Repeats(transcript.records())
     for n, raw in enumerate(['{"command":"ls"}', '{ "command": "ls" }'], 1):
         call = shell("", n).model_copy(update={"arguments": raw})
         transcript.reply(call)
         transcript.observe(call, "a")
-        for record in transcript.records()[-2:]:
-            counts.see(record)
-    assert counts.last == 2
+    assert repeats(transcript).last == 2
 
 
 def test_failing_calls_are_forgotten_by_a_good_one() -> None:

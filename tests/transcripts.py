@@ -1,28 +1,35 @@
-"""Owns a journal in memory for tests of the pure parts: events in, records and their fold out."""
+"""Owns a journal in memory, and a Host on it, for tests of the pure parts: events in, records and their fold out.
+Refuses to wait: what a real host does in the background happens when it is waited for."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from worker.contract.cancel import Cancel
 from worker.contract.events import (
     Claimed,
     Event,
     Observation,
     Observed,
+    Parked,
     Prepared,
     Record,
     Replied,
     Reply,
     SnapshotRef,
+    Steered,
     Submitted,
     ToolCall,
     digest,
 )
 from worker.contract.run import Run
 from worker.contract.task import Check, Limits, Repo, Task
+from worker.host import Stopped
 from worker.models.protocol import AssistantMessage, Message, ToolResults, UserMessage
+from worker.tools.tool import Tool
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -50,26 +57,30 @@ class Transcript:
         self.task = task
         self.run = Run()
         self.segments: list[list[Record]] = []
+        self._records: list[Record] = []
         self.commit(Submitted(by="test"))
         self.commit(Claimed(worker="w", engine="e", lane="batch"))
         self.commit(Prepared(environment_key="k", environment="a" * 64, commit="c", image="i", reused=False))
 
-    def records(self) -> list[Record]:
-        return [record for segment in self.segments for record in segment]
+    def records(self) -> Sequence[Record]:
+        return self._records
 
     def commit(self, *events: Event) -> None:
         """Append the events as one segment, written and read back as a journal does."""
-        seq = len(self.segments)
-        at = (START + timedelta(seconds=seq)).isoformat(timespec="milliseconds")
-        attempt = None if seq == 0 else 1
         segment = []
         for event in events:
-            record = Record(run="r1", seq=seq, at=at, attempt=attempt, nonce="n", prev="0" * 64, event=event)
-            line = record.line()
+            line = self._record(event).line()
             record = Record.parse(line)
             self.run = self.run.after(record, digest(line))
             segment.append(record)
         self.segments.append(segment)
+        self._records += segment
+
+    def _record(self, event: Event) -> Record:
+        seq = len(self.segments)
+        at = (START + timedelta(seconds=seq)).isoformat(timespec="milliseconds")
+        attempt = None if seq == 0 else 1
+        return Record(run="r1", seq=seq, at=at, attempt=attempt, nonce="n", prev="0" * 64, event=event)
 
     def reply(self, *calls: ToolCall, **fields: Any) -> None:
         """The next model reply; text makes it a final one."""
@@ -91,6 +102,76 @@ class Transcript:
         call = shell(command, self.run.steps + 1)
         self.reply(call)
         self.observe(call, output, tree=tree, **fields)
+
+
+class Patience(Cancel):
+    """A switch whose waits take no time and are remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits_s: list[float] = []
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waits_s.append(timeout_s)
+        return self.is_set()
+
+
+class MemoryHost(Transcript):
+    """A Host whose calls are answered by a function of the command: (exit code, output, tree).
+
+    keep: what is committed of what was shown and got its snapshot; may raise as a real commit does.
+    """
+
+    def __init__(self, task: Task, shell: Callable[[str], tuple[int, str, str]] = lambda _: (0, "", "a")) -> None:
+        self.cancel = Patience()
+        self.ran: list[str] = []
+        self.now_s = 0.0
+        self.mail: list[Any] = []
+        self.shell = shell
+        self.keep: Callable[[Observed], Observed] = lambda observed: observed
+        self._shown: tuple[Run, Observed] | None = None
+        super().__init__(task)
+
+    def working_s(self) -> float:
+        return self.now_s
+
+    def inbox(self) -> Parked | Stopped | None:
+        while self.mail:
+            message = self.mail.pop(0)
+            if not isinstance(message, Steered):
+                return message
+            self.commit(message)
+        return None
+
+    def commit(self, *events: Event) -> None:
+        self.settle()
+        super().commit(*events)
+
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
+        self.settle()
+        command = getattr(arguments, "command", tool.name)
+        self.ran.append(command)
+        code, output, tree = self.shell(command)
+        if self.cancel.is_set():
+            return False
+        seen = Observation(
+            call_id=call.id, tool=call.name, status="ok" if code == 0 else "error", exit_code=code, output=output
+        )
+        record = self._record(Observed(observation=seen))
+        snapshot = SnapshotRef(listing=tree * 64, tree=tree * 64)
+        self._shown = self.run, Observed(observation=seen, snapshot=snapshot)
+        self.run = self.run.after(record, "")
+        self._records.append(record)
+        return True
+
+    def settle(self) -> bool:
+        if self._shown is None:
+            return True
+        (self.run, shown), self._shown = self._shown, None
+        self._records.pop()
+        committed = self.keep(shown)
+        self.commit(committed)
+        return committed.observation == shown.observation
 
 
 def shell(command: str, step: int, position: int = 1) -> ToolCall:

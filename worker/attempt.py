@@ -127,7 +127,7 @@ class _Attempt:
             self.mail.set()  # what came while nobody worked on the run
             self.lease.keep(self._beat)
             try:
-                return self._stages(unsettled=before.status == "running" and before.turn == "model")
+                return self._stages(unsettled=_may_have_asked(before))
             except Cancelled as cancelled:
                 return self._stopped(str(cancelled))
             except KeeperFault as fault:
@@ -156,8 +156,10 @@ class _Attempt:
             return self._fail(Failure(cls="provider", reason=fault.reason, detail=str(fault)))
         except EnvironmentFault as fault:
             return self._fail(_env_failure(fault))
-        with self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace:
-            host = AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mail)
+        with (
+            self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace,
+            AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mail) as host,
+        ):
             host.restore()
             return self._loop(host, workspace, prepared, model)
 
@@ -247,7 +249,7 @@ class _Attempt:
             and run.finished is not None
             and run.finished.failure is None
             and run.feedbacks < limits.feedbacks
-            and meter.stop(run, limits, self.ledger.records, self.ledger.working_s()) is None
+            and meter.stop(run, limits, repeats=0, working_s=self.ledger.working_s()) is None
         )
 
     def _seal(self, patch: Patch, measured: Verdict) -> str:
@@ -344,6 +346,12 @@ def _previous(run: Run) -> str:
     return f"{run.worker}: {'died or was cut off' if run.status == 'running' else run.status}"
 
 
+def _may_have_asked(run: Run) -> bool:
+    """Whether the attempt before may have died with a reply on its way: it was the model's turn, or all was shown to
+    the model but the last observation was not committed yet."""
+    return run.status == "running" and (run.turn == "model" or len(run.pending) == 1)
+
+
 def _env_failure(fault: EnvironmentFault) -> Failure:
     return Failure(cls="env", reason=fault.reason, detail=str(fault))
 
@@ -361,4 +369,3 @@ def _broken_command(records: Sequence[Record]) -> Failure | None:
                     cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
                 )
     return None
-

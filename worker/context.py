@@ -1,13 +1,14 @@
 """Owns what the model sees: task and records become a ModelRequest. Pure; refuses to drop or rewrite history.
 
 Append-only: between compactions the messages of a longer journal start with those of a shorter one, so that
-provider caches hit. Every text is valid UTF-8, whatever a file, a command or a model put into the journal.
+provider caches hit, and a step costs what it adds. Every text is valid UTF-8, whatever a file, a command or a model
+put into the journal.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from worker import meter
@@ -24,7 +25,7 @@ from worker.contract.events import (
     ToolCall,
 )
 from worker.contract.run import Run
-from worker.contract.task import Limits, Task
+from worker.contract.task import Task
 from worker.models.protocol import (
     AssistantMessage,
     Message,
@@ -47,30 +48,6 @@ BYTES_PER_TOKEN = 3.5
 """A cautious average: English and code have about 4 bytes a token, other scripts fewer."""
 
 
-def render(
-    task: Task, records: Iterable[Record], tools: tuple[ToolSpec, ...], phase: Literal["commands", "model"] = "model"
-) -> ModelRequest:
-    """The request for the next reply, from the whole journal of a run, oldest record first."""
-    transcript = _Transcript(task)
-    for record in records:
-        transcript.add(record)
-    run = transcript.run
-    return ModelRequest(
-        system=text("system"),
-        messages=tuple(transcript.messages),
-        tools=tools,
-        step=run.steps + 1,
-        reply_index=run.command_steps if phase == "commands" else run.steps - run.command_steps,
-    )
-
-
-def estimate_tokens(request: ModelRequest) -> int:
-    """About how many tokens the request has, before a provider has counted them."""
-    size = len(request.system.encode()) + sum(_size(message) for message in request.messages)
-    size += sum(len(json.dumps([spec.name, spec.description, spec.schema])) for spec in request.tools)
-    return round(size / BYTES_PER_TOKEN)
-
-
 def feedback(checks: Sequence[CheckResult]) -> str:
     """The text of a `fed_back` event: the checks that are not green, each with the tail of its output."""
     red = (check for check in checks if check.status != "green")
@@ -78,38 +55,102 @@ def feedback(checks: Sequence[CheckResult]) -> str:
     return text("feedback", checks="\n\n".join(parts))
 
 
-class _Transcript:
-    """Messages so far. Results of one reply are held back until all are there, and so is what comes meanwhile."""
+class Transcript:
+    """A run's records as the messages of a request, kept up to date by `follow`.
 
-    def __init__(self, task: Task) -> None:
-        self.run = Run()
-        self.messages: list[Message] = [UserMessage(valid(_opening(task)))]
-        self._limits: Limits = task.limits
-        self._repeats = meter.Repeats()
+    What was shown depends on the records alone: one that has followed a run all along and a fresh one make the same
+    requests. Results of one reply are held back until all are there, and so is what comes meanwhile.
+    repeats: see meter.Repeats.
+    """
+
+    def __init__(self, task: Task, tools: tuple[ToolSpec, ...]) -> None:
+        self._task = task
+        self._tools = tools
+        self._overhead_bytes = len(text("system").encode()) + sum(
+            len(json.dumps([spec.name, spec.description, spec.schema])) for spec in tools
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._run = Run()
+        self._taken = 0
+        self._last: Record | None = None
+        self._messages: list[Message] = []
+        self._bytes = self._overhead_bytes
+        self.repeats = meter.Repeats()
         self._commands: dict[str, str] = {}
         self._calls: tuple[ToolCall, ...] = ()
         self._results: dict[str, ToolResult] = {}
         self._held: list[str] = []
         self._starts: dict[int, int] = {}
+        self._append(UserMessage(valid(_opening(self._task))))
 
-    def add(self, record: Record) -> None:
-        """Take in the next record."""
-        self.run = self.run.after(record, "")
-        repeats = self._repeats.see(record)
+    def follow(self, records: Sequence[Record]) -> None:
+        """Take in what is new in the whole journal of the run, oldest record first.
+
+        The last record of the time before may have been shown ahead of its commit. Committed, it has its snapshot;
+        if it says anything else, all is built again.
+        """
+        if self._taken:
+            now = records[self._taken - 1] if self._taken <= len(records) else None
+            if now is not self._last and not self._same(now):
+                self._begin()
+        for record in records[self._taken :]:
+            self._add(record)
+            self._taken, self._last = self._taken + 1, record
+
+    def request(self, phase: Literal["commands", "model"]) -> ModelRequest:
+        """What to ask for the next reply."""
+        run = self._run
+        return ModelRequest(
+            system=text("system"),
+            messages=tuple(self._messages),
+            tools=self._tools,
+            step=run.steps + 1,
+            reply_index=run.command_steps if phase == "commands" else run.steps - run.command_steps,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens the request has, before a provider has counted them."""
+        return round(self._bytes / BYTES_PER_TOKEN)
+
+    def _same(self, now: Record | None) -> bool:
+        if now is None or self._last is None:
+            return False
+        match self._last.event, now.event:
+            case Observed() as shown, Observed() as committed if shown.observation == committed.observation:
+                self.repeats.look(committed)
+                self._last = now
+                return True
+        return False
+
+    def _add(self, record: Record) -> None:
+        self._run = self._run.after(record, "")
+        self.repeats.see(record)
         match record.event:
             case Replied() as replied:
-                self._starts[replied.step] = len(self.messages)
+                self._starts[replied.step] = len(self._messages)
                 self._reply(replied)
             case Observed(observation=observation):
-                self._observe(observation, repeats)
+                self._observe(observation)
             case FedBack(text=words):
                 self._say(words)
             case Steered(kind="message", by=by, text=words):
                 self._say(text("steered", by=by, text=words))
             case Compacted(through=through, summary=summary):
-                kept = self.messages[self._starts.get(through, len(self.messages)) :]
-                self.messages = [self.messages[0], UserMessage(valid(summary)), *kept]
-                self._starts = {}
+                self._compact(through, summary)
+
+    def _append(self, message: Message) -> None:
+        self._messages.append(message)
+        self._bytes += _size(message)
+
+    def _compact(self, through: int, summary: str) -> None:
+        opening, *rest = self._messages
+        kept = rest[self._starts.get(through, len(self._messages)) - 1 :]
+        self._messages, self._bytes, self._starts = [], self._overhead_bytes, {}
+        for message in (opening, UserMessage(valid(summary)), *kept):
+            self._append(message)
 
     def _reply(self, event: Replied) -> None:
         reply = event.reply
@@ -118,42 +159,43 @@ class _Transcript:
             self._commands = {call.id: call.arguments for call in reply.calls}
             return
         self._calls = reply.calls
-        self.messages.append(AssistantMessage(sendable(reply)))
+        self._append(AssistantMessage(sendable(reply)))
         if reply.stop == "length":
-            cut = text("cut", limit=self._limits.malformed_replies)
+            cut = text("cut", limit=self._task.limits.malformed_replies)
             for call in reply.calls:
                 self._results[call.id] = _result(Observation(call_id=call.id, tool="", status="error", output=cut))
             self._flush()
             if not reply.calls:
                 self._say(cut)
         elif not reply.calls and not reply.text.strip():
-            self._say(text("empty", limit=self._limits.empty_replies))
+            self._say(text("empty", limit=self._task.limits.empty_replies))
 
-    def _observe(self, observation: Observation, repeats: int) -> None:
+    def _observe(self, observation: Observation) -> None:
         command = self._commands.get(observation.call_id)
         if command is not None:
             tail = observation.model_copy(update={"output": observation.output[-COMMAND_TAIL_CHARS:]})
             self._say(text("command", command=command, observation=_json(tail)))
             return
         self._results[observation.call_id] = _result(observation)
+        limits, repeats, failing = self._task.limits, self.repeats.last, self._run.failing_calls
         if repeats in REPEAT_NUDGES:
-            limit = self._limits.repeats
-            self._held.append(text("repeated", tool=observation.tool, times=repeats, limit=limit))
-        if self.run.failing_calls == self._limits.failing_calls_nudge:
-            self._held.append(text("failing", times=self.run.failing_calls, limit=self._limits.failing_calls))
-        if not self.run.pending:
+            self._held.append(text("repeated", tool=observation.tool, times=repeats, limit=limits.repeats))
+        if failing == limits.failing_calls_nudge:
+            self._held.append(text("failing", times=failing, limit=limits.failing_calls))
+        if not self._run.pending:
             self._flush()
 
     def _say(self, words: str) -> None:
         self._held.append(words)
-        if not self.run.pending:
+        if not self._run.pending:
             self._flush()
 
     def _flush(self) -> None:
         if self._calls:
             results = (self._results.get(call.id) or _not_run(call) for call in self._calls)
-            self.messages.append(ToolResults(tuple(results)))
-        self.messages.extend(UserMessage(valid(words)) for words in self._held)
+            self._append(ToolResults(tuple(results)))
+        for words in self._held:
+            self._append(UserMessage(valid(words)))
         self._calls, self._results, self._held = (), {}, []
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from worker.contract.cancel import Cancel
-from worker.contract.events import Event, Observed, Parked, Record, ToolCall
+from worker.contract.events import Event, Parked, Record, ToolCall
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.models.protocol import ToolSpec
@@ -22,7 +22,13 @@ class Stopped:
 
 
 class Host(Protocol):
-    """What the loop needs of its attempt. The records and the run always agree: both end at the last commit."""
+    """What the loop needs of its attempt. The records and the run always agree.
+
+    Both end at the last commit, or at one observation that is *shown* ahead of its commit, which goes on in the
+    background while the model thinks. There is at most one: every other commit and the next call wait for it first.
+    What its commit raises (FencedFault, StoreFault, EngineFault) is raised there or by `settle`, and then run and
+    records are again as of the last commit.
+    """
 
     @property
     def task(self) -> Task: ...
@@ -34,7 +40,7 @@ class Host(Protocol):
 
     @property
     def run(self) -> Run:
-        """The fold after the last commit."""
+        """The fold after the last record."""
         ...
 
     def records(self) -> Sequence[Record]:
@@ -53,12 +59,18 @@ class Host(Protocol):
         """Consume waiting messages (commits `steered`); says whether they ask to park (committed) or to stop."""
         ...
 
-    def execute(self, call: ToolCall, tool: Tool, arguments: Any) -> Observed | None:
-        """Run the call and take its snapshot, uncommitted; None when Cancel was thrown and the call rolled back.
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
+        """Run the call and show what came of it; the snapshot and the commit follow in the background. False when
+        Cancel was thrown and the call is undone.
 
         Whatever a command does wrong is an observation. EngineFault and StoreFault as they come. The host bounds
         a call's time by the working time that is left.
         """
+        ...
+
+    def settle(self) -> bool:
+        """Wait until all that is shown is committed; False when another observation was committed than was shown,
+        because the workspace could not keep what the call did."""
         ...
 
 

@@ -4,12 +4,21 @@ decide anything a person or the meter should: it carries out.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import structlog
+
 from worker.contract.cancel import Cancel
+from worker.contract.errors import Fault
 from worker.contract.events import Event, Observation, Observed, Parked, Record, SnapshotRef, Steered, ToolCall
 from worker.contract.run import Run
 from worker.contract.task import Task
@@ -17,18 +26,25 @@ from worker.environments import Prepared, restore_chain
 from worker.host import Stopped
 from worker.ledger import Ledger
 from worker.masking import mask_file
-from worker.sandbox.protocol import Command, Result, Workspace, WorkspaceTooLarge
+from worker.sandbox.protocol import Command, Output, Result, Workspace, WorkspaceTooLarge
 from worker.station import Station
 from worker.store.inbox import Inbox
 from worker.tools import observe
 from worker.tools.tool import Answer, Tool, ToolContext
+
+LOG = structlog.get_logger(__name__)
 
 FULL_EVERY = 50
 """Snapshots in a chain before a new level 0 (plan, section 4)."""
 
 
 class AttemptHost:
-    """One attempt's Host. mail: set when the inbox should be looked at."""
+    """One attempt's Host; a context manager. mail: set when the inbox should be looked at.
+
+    A call is shown as soon as its output is known. The rest of its transaction (output stored, container gone,
+    snapshot taken and stored, then the append) follows in one background thread, which has the workspace for itself:
+    the next call waits for it, and so does leaving the context.
+    """
 
     def __init__(
         self,
@@ -47,6 +63,22 @@ class AttemptHost:
         self._prepared = prepared
         self._cancel = cancel
         self._mail = mail
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"commit {task.run}")
+
+    def __enter__(self) -> AttemptHost:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Wait for the last commit. What it raises is raised, but for a fault that is on its way already."""
+        self._thread.shutdown()
+        try:
+            self.settle()
+        except Fault as fault:
+            if kind is None:
+                raise
+            LOG.warning("last_commit_failed", fault=str(fault))
 
     @property
     def task(self) -> Task:
@@ -83,52 +115,78 @@ class AttemptHost:
                 self.commit(Steered(n=message.n, kind=message.kind, by=message.by, text=message.text))
         return None
 
-    def execute(self, call: ToolCall, tool: Tool, arguments: Any) -> Observed | None:
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
+        self.settle()
         work = tool.command(arguments, self._context())
         if isinstance(work, Answer):
-            return Observed(observation=observe.answered(call, work), plan=work.plan)
+            answered = Observed(observation=observe.answered(call, work), plan=work.plan)
+            self._ledger.commit_later(answered, lambda: answered, self._thread)
+            return True
         self._ledger.check()
         results: list[Result] = []
-        try:
+        with ExitStack() as files:
             for command in work:
                 results.append(self._workspace.run(self._bounded(command), cancel=self._cancel))
+                files.callback(results[-1].output.path.unlink, missing_ok=True)
                 if results[-1].cancelled:
-                    return None
-            observation = self._observation(call, work, results)
-        finally:
-            for result in results:
-                result.output.path.unlink(missing_ok=True)
-        if not any(command.writes for command in work):
-            return Observed(observation=observation)
-        try:
-            return Observed(observation=observation, **self._snapshot())
-        except WorkspaceTooLarge as error:
-            self.restore()
-            return Observed(observation=observe.with_error(observation, str(error)))
+                    return False
+            joint = results[0].output.path.with_suffix(".joint")
+            files.callback(joint.unlink, missing_ok=True)
+            output = observe.joined(work, results, joint)
+            observation = self._observation(call, results, output)
+            writes = any(command.writes for command in work)
+            finish = partial(self._finished, self.run, observation, output.path, files.pop_all(), writes=writes)
+        self._ledger.commit_later(Observed(observation=observation), finish, self._thread)
+        return True
+
+    def settle(self) -> bool:
+        return self._ledger.settle()
 
     def restore(self) -> None:
         """Lay the workspace down as the last commit left it."""
-        self._workspace.restore(restore_chain(self._station.archive, self._prepared, self.run))
+        self._restore(self.run)
 
-    def _observation(self, call: ToolCall, work: Sequence[Command], results: Sequence[Result]) -> Observation:
-        """Masked and stored before it is shown: what the model reads is what the archive holds."""
-        output = observe.joined(work, results, results[0].output.path.with_suffix(".joint"))
+    def _restore(self, run: Run) -> None:
+        self._workspace.restore(restore_chain(self._station.archive, self._prepared, run))
+
+    def _observation(self, call: ToolCall, results: Sequence[Result], output: Output) -> Observation:
+        """Masked before it is shown, under the digest it will be stored by: what the model reads is what the archive
+        holds."""
+        kept_bytes = mask_file(output.path, self._station.redactor)
+        blob = None
+        if kept_bytes:
+            with output.path.open("rb") as file:
+                blob = hashlib.file_digest(file, "sha256").hexdigest()
+        output = replace(output, kept_bytes=kept_bytes)
+        return observe.observed(call, results, output, self._task.limits, blob=blob)
+
+    def _finished(
+        self, before: Run, observation: Observation, output: Path, files: ExitStack, *, writes: bool
+    ) -> Observed:
+        """In the background: the output stored, the container gone, the workspace saved. before: the run before the
+        call; files: removes what the call left in the spool."""
+        put_blob = self._ledger.journal.put_blob
+        with files:
+            if observation.blob is not None:
+                self._ledger.patiently(lambda: put_blob(output))
+        if not writes:
+            return Observed(observation=observation)
         try:
-            kept_bytes = mask_file(output.path, self._station.redactor)
-            blob = self._ledger.journal.put_blob(output.path) if kept_bytes else None
-            output = replace(output, kept_bytes=kept_bytes)
-            return observe.observed(call, results, output, self._task.limits, blob=blob)
-        finally:
-            output.path.unlink(missing_ok=True)
+            return Observed(observation=observation, **self._snapshot(before))
+        except WorkspaceTooLarge as error:
+            self._restore(before)
+            return Observed(observation=observe.with_error(observation, str(error)))
 
-    def _snapshot(self) -> dict[str, Any]:
-        full = len(self.run.chain) >= FULL_EVERY
-        taken = self._workspace.snapshot(full=full)
-        stored = None
-        if taken.path is not None:
-            stored = self._ledger.journal.put_snapshot(taken.path)
-            taken.path.unlink(missing_ok=True)
-        level = 0 if taken.full else len(self.run.chain) + 1
+    def _snapshot(self, before: Run) -> dict[str, Any]:
+        taken = self._workspace.snapshot(full=len(before.chain) >= FULL_EVERY)
+        stored, path = None, taken.path
+        if path is not None:
+            put_snapshot = self._ledger.journal.put_snapshot
+            try:
+                stored = self._ledger.patiently(lambda: put_snapshot(path))
+            finally:
+                path.unlink(missing_ok=True)
+        level = 0 if taken.full else len(before.chain) + 1
         reference = SnapshotRef(
             listing=taken.listing, tree=taken.tree, object=stored, level=level if stored else 0, bytes=taken.bytes
         )

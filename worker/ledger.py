@@ -1,5 +1,8 @@
 """Owns an attempt's pen: the claim, each commit after it, and the transcript both agree on. Refuses to write after a
 later claim or a seal: whoever loses a segment number reads what won and stops.
+
+One observation may be shown before it is committed (`commit_later`): the transcript then ends with it, under the
+number it will have, while a background thread finishes and appends it. There is one at most: the next commit waits.
 """
 
 from __future__ import annotations
@@ -7,31 +10,53 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 import structlog
 from pydantic import TypeAdapter
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import FencedFault, StoreFault
-from worker.contract.events import Claimed, Event, Record, Replied, Sealed
+from worker.contract.events import Claimed, Event, Observed, Record, Replied, Sealed
 from worker.contract.run import Run, fold
 from worker.lease import Lease
 from worker.redact import Redactor
-from worker.store.journal import AppendConflict, Journal
+from worker.store.journal import AppendConflict, Journal, Line
 
+T = TypeVar("T")
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 LOG = structlog.get_logger(__name__)
 
 STORE_PATIENCE_S = 900.0
-"""How long a commit is tried again while the store is away: longer than the promised ten minutes."""
+"""How long a write is tried again while the store is away: longer than the promised ten minutes."""
 STORE_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
-class Ledger:
-    """One attempt on one run. Not thread-safe: one commit at a time, in order.
+@dataclass(frozen=True)
+class _Appended:
+    """lines: of the segment; when: monotonic time at which it was there, seconds."""
 
-    run: the fold after the last commit. records: every record up to it.
+    lines: list[Line]
+    when: float
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """An observation ahead of its commit. before, since: the run and the time of the commit before it."""
+
+    observed: Observed
+    before: Run
+    since: float
+    appended: Future[_Appended]
+
+
+class Ledger:
+    """One attempt on one run. One thread uses it, and commits are in order; only `commit_later` finishes in another.
+
+    run: the fold after the last record. records: every record, what is shown ahead of its commit included.
     """
 
     def __init__(
@@ -40,11 +65,12 @@ class Ledger:
         self.journal = journal
         self.run = Run(id=journal.run)
         self._records: list[Record] = []
+        self._shown: _Shown | None = None
         self._lease = lease
         self._cancel = cancel
         self._redactor = redactor
         self._now = now
-        self._committed = time.monotonic()
+        self._since = time.monotonic()
         self._read()
 
     @property
@@ -53,14 +79,14 @@ class Ledger:
 
     def working_s(self) -> float:
         """Working time of the run up to now, seconds."""
-        return self.run.working_s + time.monotonic() - self._committed
+        return self.run.working_s + time.monotonic() - self._since
 
     def claim(self, event: Claimed) -> None:
         """Start an attempt. An ordinary segment that won the number is taken in and the next one tried, because the
         attempt before may have committed its last step meanwhile. FencedFault when the run ended or was claimed."""
         while True:
             try:
-                self._append([event], attempt=self.run.last_seq + 1)
+                self._take(self._append(self.run, [event], attempt=self.run.last_seq + 1))
                 return
             except AppendConflict as conflict:
                 if any(isinstance(record.event, Claimed | Sealed) for record, _ in conflict.winner):
@@ -69,43 +95,95 @@ class Ledger:
                 self._records += [record for record, _ in conflict.winner]
 
     def commit(self, *events: Event) -> None:
-        """Append events as one segment under the claim. FencedFault when somebody else wrote that number, when the
-        lease is lost, or when the attempt was cancelled for that; StoreFault when the store stays away."""
-        self.check()
+        """Append events as one segment under the claim, after what is shown. FencedFault when somebody else wrote
+        that number, when the lease is lost, or when the attempt was cancelled for that; StoreFault when the store
+        stays away."""
+        self.settle()
+        self._take(self._write(self.run, *events))
+
+    def commit_later(self, shown: Observed, finish: Callable[[], Observed], thread: Executor) -> None:
+        """Show an observation now, and in the thread commit what `finish` makes of it. What that raises comes from
+        the next `settle`."""
+        self.settle()
+        before = self.run
+        event = masked(shown, self._redactor)
+        assert isinstance(event, Observed), "masking keeps the type"
+        appended = thread.submit(lambda: self._write(before, finish()))
+        record = Record(
+            run=before.id,
+            seq=before.last_seq + 1,
+            at=self._now(),
+            attempt=before.attempt,
+            nonce="",
+            prev=before.last_hash,
+            event=event,
+        )
+        self._shown = _Shown(event, before, self._since, appended)
+        self.run = before.after(record, "")
+        self._records.append(record)
+        self._since = time.monotonic()
+
+    def settle(self) -> bool:
+        """Wait for the commit of what is shown; False when another observation was committed than was shown."""
+        shown, self._shown = self._shown, None
+        if shown is None:
+            return True
         try:
-            self._append(events, attempt=self.run.attempt)
-        except AppendConflict as conflict:
-            raise FencedFault(str(conflict)) from conflict
+            appended = shown.appended.result()
+        finally:
+            self.run, self._since = shown.before, shown.since
+            self._records.pop()
+        self._take(appended)
+        committed = appended.lines[0][0].event
+        return isinstance(committed, Observed) and committed.observation == shown.observed.observation
 
     def check(self) -> None:
         """Nothing new begins on an expired term: wait for a heartbeat, then look at the journal's tail."""
-        if self._cancel.is_set() and self._cancel.reason == "lease":
-            raise FencedFault("the lease is somebody else's")
-        if self._lease.wait_current():
-            return
-        last = self.run.last_seq
-        if self.journal.load(since=self.run).last_seq != last:
-            raise FencedFault("the run went on elsewhere while this attempt was cut off")
+        self._check(self.run)
 
-    def _append(self, events: Iterable[Event], *, attempt: int | None) -> None:
-        events = [masked(event, self._redactor) for event in events]
-        nonce = secrets.token_hex(16)
+    def patiently(self, write: Callable[[], T]) -> T:
+        """Try a write to the archive again while the store is away. FencedFault when the lease is lost meanwhile."""
         began, tries = time.monotonic(), 0
         while True:
             try:
-                lines = self.journal.write(self.run, events, attempt=attempt, at=self._now(), nonce=nonce)
-                break
+                return write()
             except StoreFault as fault:
                 delay_s = STORE_DELAYS_S[min(tries, len(STORE_DELAYS_S) - 1)]
                 tries += 1
                 if not fault.retryable or time.monotonic() - began > STORE_PATIENCE_S:
                     raise
                 LOG.warning("store_away", fault=str(fault), next_try_s=delay_s)
-                if self._cancel.wait(delay_s) and self._cancel.reason == "lease":
-                    raise FencedFault("the lease was lost while the store was away") from fault
-        self._committed = time.monotonic()
-        self.run = fold(lines, self.run)
-        self._records += [record for record, _ in lines]
+                if self._cancel.wait(delay_s):
+                    if self._cancel.reason == "lease":
+                        raise FencedFault("the lease was lost while the store was away") from fault
+                    time.sleep(delay_s)  # a switch that is thrown already makes nobody wait
+
+    def _check(self, run: Run) -> None:
+        if self._cancel.is_set() and self._cancel.reason == "lease":
+            raise FencedFault("the lease is somebody else's")
+        if self._lease.wait_current():
+            return
+        if self.journal.load(since=run).last_seq != run.last_seq:
+            raise FencedFault("the run went on elsewhere while this attempt was cut off")
+
+    def _write(self, run: Run, *events: Event) -> _Appended:
+        """Append under the claim, in whatever thread."""
+        self._check(run)
+        try:
+            return self._append(run, events, attempt=run.attempt)
+        except AppendConflict as conflict:
+            raise FencedFault(str(conflict)) from conflict
+
+    def _append(self, run: Run, events: Iterable[Event], *, attempt: int | None) -> _Appended:
+        events = [masked(event, self._redactor) for event in events]
+        nonce = secrets.token_hex(16)
+        lines = self.patiently(lambda: self.journal.write(run, events, attempt=attempt, at=self._now(), nonce=nonce))
+        return _Appended(lines, time.monotonic())
+
+    def _take(self, appended: _Appended) -> None:
+        self._since = appended.when
+        self.run = fold(appended.lines, self.run)
+        self._records += [record for record, _ in appended.lines]
 
     def _read(self) -> None:
         for record, line_hash in self.journal.read():

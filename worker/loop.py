@@ -1,5 +1,8 @@
 """Owns THE loop: ask the model, commit its reply, run its calls, commit each result, until there is an outcome.
 
+The result of a reply's last call is shown to the model while its commit goes on in the background; the next reply is
+committed after it, or dropped when it answers what was not committed.
+
 Refuses to know where it runs: no Celery, Redis, S3 or Docker. All it needs of its attempt is a Host.
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from worker import context, meter, policy
-from worker.contract.errors import InvalidFault, ProviderFault
+from worker.contract.errors import FencedFault, InvalidFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Event,
     Failure,
@@ -20,6 +23,7 @@ from worker.contract.events import (
     Replied,
     Reply,
     ToolCall,
+    Unrecorded,
 )
 from worker.host import Host, Stopped, Tools
 from worker.models.protocol import Model, ModelRequest
@@ -37,23 +41,24 @@ def work(
 
     None: the commands phase ran all of the task's commands (their failures are observations); nothing is decided.
     """
+    transcript = context.Transcript(host.task, tools.specs)
     while True:
         for call in host.run.pending:
-            if (end := _between(host) or _act(host, tools, call)) is not None:
+            if (end := _between(host, transcript) or _act(host, tools, call)) is not None:
                 return end
         if phase == "commands" and host.run.command_steps >= len(host.task.commands):
+            host.settle()
             return None
-        if (end := _between(host)) is not None:
+        if (end := _between(host, transcript)) is not None:
             return end
-        request = context.render(host.task, host.records(), tools.specs, phase)
-        size = context.estimate_tokens(request)
-        failure = meter.oversize(size, host.task.limits) if phase == "model" else None
-        if failure is not None:
-            return _finish(host, failure)
-        began_s = host.working_s()
-        reply = _ask(host, model, request)
+        request, size, began_s = transcript.request(phase), transcript.tokens, host.working_s()
+        oversize = meter.oversize(size, host.task.limits) if phase == "model" else None
+        reply = oversize or _ask(host, model, request)
+        duration_ms = round((host.working_s() - began_s) * 1000)
         if isinstance(reply, Stopped):
             return reply
+        if not _settled(host, reply):
+            continue
         if isinstance(reply, Failure):
             return _finish(host, reply)
         replied = Replied(
@@ -61,7 +66,7 @@ def work(
             phase=phase,
             reply=reply,
             context_tokens=reply.usage.total - reply.usage.output_tokens or size,
-            duration_ms=round((host.working_s() - began_s) * 1000),
+            duration_ms=duration_ms,
         )
         if reply.stop == "refusal" or reply.stop == "content_filter":
             refused = Failure(cls="refused", reason=reply.stop, detail=f"the model answered {reply.stop}")
@@ -72,35 +77,54 @@ def work(
         return _finish(host, None, replied, text=reply.text)
 
 
-def _between(host: Host) -> Finished | Parked | Stopped | None:
-    """What stands before every act: cancel, inbox, meter."""
+def _between(host: Host, transcript: context.Transcript) -> Finished | Parked | Stopped | None:
+    """What stands before every act: cancel, inbox, meter. The transcript is up to date after it."""
     if host.cancel.is_set():
         return Stopped(host.cancel.reason)
     if (asked := host.inbox()) is not None:
         return asked
-    failure = meter.stop(host.run, host.task.limits, host.records(), host.working_s())
-    return None if failure is None else _finish(host, failure)
+    transcript.follow(host.records())
+    failure = meter.stop(host.run, host.task.limits, transcript.repeats.last, host.working_s())
+    if failure is None:
+        return None
+    return _finish(host, failure) if host.settle() else _between(host, transcript)
 
 
 def _act(host: Host, tools: Tools, call: ToolCall) -> Parked | Stopped | None:
-    """One call: parse, policy, run, commit. The model's mistakes become observations."""
+    """One call: parse, policy, run and show. The model's mistakes become observations."""
     parsed = tools.parse(call)
     if isinstance(parsed, str):
         host.commit(_told(call, "error", parsed))
         return None
     ruling = policy.judge(call, parsed[1], host.records())
     if ruling.action == "ask":
+        host.settle()  # the question is bound to the workspace as it was committed
         parked = Parked(waiting="approval", detail=ruling.reason)
         host.commit(policy.question(call, ruling, host.run), parked)
         return parked
     if ruling.action == "deny":
         host.commit(_told(call, "denied", ruling.reason))
         return None
-    observed = host.execute(call, *parsed)
-    if observed is None:
-        return Stopped(host.cancel.reason)
-    host.commit(observed)
-    return None
+    return None if host.observe(call, *parsed) else Stopped(host.cancel.reason)
+
+
+def _settled(host: Host, reply: Reply | Failure) -> bool:
+    """Whether the reply answers what was committed. One that does not is dropped, and what it cost is recorded."""
+    try:
+        if host.settle():
+            return True
+    except (FencedFault, StoreFault):
+        raise  # the journal is not ours, or cannot be written
+    except Exception:
+        _drop(host, reply, "the call before it could not be committed")
+        raise
+    _drop(host, reply, "the call before it was committed with another result")
+    return False
+
+
+def _drop(host: Host, reply: Reply | Failure, why: str) -> None:
+    if isinstance(reply, Reply):
+        host.commit(Unrecorded(cost_microusd=reply.cost_microusd, tokens=reply.usage.total, detail=why))
 
 
 def _told(call: ToolCall, status: ObservationStatus, text: str) -> Observed:

@@ -1,13 +1,14 @@
 """Owns the limits of a run: when it must stop, and what is then reported. Pure; refuses clocks and I/O.
 
-Everything is judged from the fold and the records, so a takeover judges exactly as the attempt before it did.
+Everything is judged from the fold and what was counted over the records, so a takeover judges exactly as the attempt
+before it did.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from worker.contract.errors import ProviderFault
 from worker.contract.events import (
@@ -30,8 +31,8 @@ REPORT_TAIL_LINES = 15
 REPORT_TAIL_CHARS = 2_000
 
 
-def stop(run: Run, limits: Limits, records: Sequence[Record], working_s: float) -> Failure | None:
-    """Why the run must stop now, None to go on. working_s: working time so far, seconds.
+def stop(run: Run, limits: Limits, repeats: int, working_s: float) -> Failure | None:
+    """Why the run must stop now, None to go on. repeats: `Repeats.last`; working_s: working time so far, seconds.
 
     Steps, tokens and cost stop a run only when it is the model's turn: calls of a reply that is paid for still run.
     """
@@ -39,7 +40,6 @@ def stop(run: Run, limits: Limits, records: Sequence[Record], working_s: float) 
         return out_of_time(limits)
     if run.failing_calls >= limits.failing_calls:
         return Failure(cls="agent", reason="failing_calls", detail=f"{run.failing_calls} calls in a row failed")
-    repeats = Repeats(records).last
     if repeats >= limits.repeats:
         return Failure(cls="agent", reason="loop", detail=f"the same call gave the same result {repeats} times")
     return None if run.pending else _stop_before_reply(run, limits)
@@ -86,25 +86,30 @@ class Repeats:
 
     An edit changes the tree, new output changes the result: both are progress. Times are counted over the whole
     run, so that two calls taking turns are seen too.
+
+    last: the count of the last record's observation, 0 for another event.
     """
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
+    def __init__(self) -> None:
         self._calls: dict[str, ToolCall] = {}
         self._tree = ""
         self._seen: Counter[tuple[object, ...]] = Counter()
         self.last = 0
-        for record in records:
-            self.see(record)
 
-    def see(self, record: Record) -> int:
-        """Take in one more record; returns and keeps in `last` the count of its observation (0 for other events)."""
+    def see(self, record: Record) -> None:
+        """Take in one more record."""
         event = record.event
-        self.last = 0 if not isinstance(event, Observed) else self._count(event)
+        self.last = 0
         if isinstance(event, Replied):
             self._calls = {call.id: call for call in event.reply.calls}
-        elif isinstance(event, Observed) and event.snapshot is not None:
+        elif isinstance(event, Observed):
+            self.last = self._count(event)
+            self.look(event)
+
+    def look(self, event: Observed) -> None:
+        """Know the tree that the next call starts on. Again for an observation whose snapshot came later."""
+        if event.snapshot is not None:
             self._tree = event.snapshot.tree
-        return self.last
 
     def _count(self, event: Observed) -> int:
         seen = event.observation
