@@ -13,12 +13,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from attempts import measure_scenario, p90
+from growth import measure_growth
 
 from worker.contract.cancel import Cancel
 from worker.contract.settings import Settings
@@ -30,7 +32,7 @@ from worker.sandbox.sandbox import DockerSandbox
 from worker.sandbox.workspace import KEEPER_ENTRYPOINT, DockerWorkspace
 
 ROUNDS, ROUNDS_SHORT = 50, 10
-MODEL_S = 0.5
+MODEL_S = (0.5, 0.0)
 PARALLEL = 4
 OWNER = Owner("bench", "bench", 1, "agent")
 TRUE = Command(b"true")
@@ -120,23 +122,6 @@ def _keeper_up(workspace: DockerWorkspace) -> None:
     workspace._pool.remove(box)
 
 
-def play(sandbox: DockerSandbox, steps: list[dict[str, Any]]) -> tuple[list[float], float]:
-    """Wall time of each call (model thinking and commit apart), and of the whole run in seconds."""
-    walls = []
-    start = time.perf_counter()
-    with sandbox.workspace(OWNER, "python", Limits()) as workspace:
-        for step in steps:
-            time.sleep(MODEL_S)
-            begun = time.perf_counter()
-            result = workspace.run(Command(step["command"].encode()), cancel=Cancel())
-            walls.append((time.perf_counter() - begun) * 1000)
-            output = result.output.path.read_text()
-            if (result.status, result.exit_code) != ("ok", step["exit_code"]) or step["expect"] not in output:
-                raise SystemExit(f"step {step['n']} went wrong: {result}\n{output}")
-            workspace.snapshot()
-    return walls, time.perf_counter() - start
-
-
 def alone(sandbox: DockerSandbox, steps: list[dict[str, Any]]) -> list[float]:
     """What each command takes by itself, all in one container: what no sandbox can go below."""
     lines = ["clock() { echo ${EPOCHREALTIME/./} >>/tmp/clock; }"]
@@ -147,32 +132,6 @@ def alone(sandbox: DockerSandbox, steps: list[dict[str, Any]]) -> list[float]:
         text = workspace.run(Command(script.encode()), cancel=Cancel()).output.path.read_text()
     clock = [int(line) / 1000 for line in text.split()]
     return [end - start for start, end in zip(clock[::2], clock[1::2], strict=True)]
-
-
-def measure_scenario(sandbox: DockerSandbox, parallel: int) -> dict[str, float]:
-    """Overhead per call over `alone`, model 0.5 s, so many runs at once."""
-    steps = json.loads(SCENARIO.read_text())["steps"]
-    by_itself = alone(sandbox, steps)
-    played: list[tuple[list[float], float]] = []
-    threads = [threading.Thread(target=lambda: played.append(play(sandbox, steps))) for _ in range(parallel)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(played) != parallel:
-        raise SystemExit("a run went wrong")
-    over = [wall - own for walls, _ in played for wall, own in zip(walls, by_itself, strict=True)]
-    return {
-        "overhead_median_ms": statistics.median(over),
-        "overhead_p90_ms": p90(over),
-        "overhead_max_ms": max(over),
-        "alone_ms": sum(by_itself),
-        "run_s": statistics.median(seconds for _, seconds in played),
-    }
-
-
-def p90(values: list[float]) -> float:
-    return statistics.quantiles(values, n=10, method="inclusive")[-1]
 
 
 def main() -> None:
@@ -193,14 +152,24 @@ def main() -> None:
         for name, values in times.items():
             report |= {f"{name}_ms": statistics.median(values), f"{name}_p90_ms": p90(values)}
             say(f"{name:<16}{statistics.median(values):>9.1f}{p90(values):>9.1f}   of {len(values)}")
+        steps = json.loads(SCENARIO.read_text())["steps"]
+        by_itself = alone(sandbox, steps)
+        report["scenario_alone_ms"] = sum(by_itself)
+        say(f"the {len(steps)} commands of the scenario alone: {sum(by_itself):.0f} ms")
         for parallel in (1,) if asked.short else (1, PARALLEL):
-            found = measure_scenario(sandbox, parallel)
-            say(
-                f"{parallel} x 20 calls, model {MODEL_S} s: overhead {found['overhead_median_ms']:.1f} median, "
-                f"{found['overhead_p90_ms']:.1f} p90, {found['overhead_max_ms']:.1f} max; whole run "
-                f"{found['run_s']:.1f} s; the commands alone {found['alone_ms']:.0f} ms"
-            )
-            report |= {f"scenario_{parallel}_{name}": value for name, value in found.items()}
+            for model_s in MODEL_S:
+                name = f"scenario_{parallel}x_{model_s:g}s"
+                found = measure_scenario(sandbox, Path(state) / name, steps, by_itself, parallel, model_s)
+                say(
+                    f"{parallel} at once, model {model_s:g} s: overhead of a call {found['overhead_median_ms']:.1f} "
+                    f"median, {found['overhead_p90_ms']:.1f} p90, {found['overhead_max_ms']:.1f} max; of a step with "
+                    f"its commits {found['step_overhead_median_ms']:.1f} median, {found['step_overhead_p90_ms']:.1f} "
+                    f"p90; whole run {found['run_s']:.2f} s"
+                )
+                report |= {f"{name}_{key}": value for key, value in found.items()}
+        for name, value in measure_growth(short=asked.short).items():
+            say(f"{name}: {value:.2f}")
+            report[name] = value
         left = sandbox.owned(OWNER.archive)
         sandbox.close()
     if left:
