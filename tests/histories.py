@@ -1,0 +1,229 @@
+"""Owns playing one history from its number and judging it: what must hold whatever went wrong. Refuses to know how the
+protocol works: it reads journals, inboxes and engines as an auditor would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import structlog
+from simulation import installed, simulation
+from world import ARCHIVE_ID, CALM, FAULTS_S, STUCK_S, Weather, World
+
+from worker.contract.errors import Fault
+from worker.contract.events import Claimed, Observed, Parked, Record, Replied, Sealed, Steered, Unrecorded, Yielded
+from worker.contract.run import Run, fold
+from worker.store.inbox import Inbox
+from worker.store.journal import Journal
+
+BOUND_S = 600.0
+"""How long after the last fault every run must have ended: three leases, three back-offs, and the work itself."""
+
+TIDY_S = 60.0
+"""How long after its end nothing of a run may be left (plan, section 7)."""
+
+OURS = ("worker.", "scheduler.")
+POISON = 3
+"""Claims, or infra faults, in a row without a step after which a run may be given up (plan, section 5)."""
+
+FREE = frozenset(
+    "last_seq last_hash submitted_by submitted_at updated_at attempt worker lane claims barren_claims infra_yields not_before "
+    "working_s context_tokens inbox_seen".split()
+)
+"""Fields of Run that count claims, times and messages: they may differ from the undisturbed run's."""
+UNTIMED = frozenset(["duration_ms", "reused", "summary.md"])
+
+
+@dataclass(frozen=True)
+class Played:
+    """problems: one line each, none when all invariants held. trace: every act, in order."""
+
+    seed: int
+    problems: list[str]
+    trace: list[str]
+    results: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}:\n  " + "\n  ".join(self.problems)
+
+
+def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only: bool = True) -> Played:
+    """One history, always the same one for the same seed."""
+    wanted = weather or Weather.drawn(Random(f"weather {seed}"))
+    errors: list[str] = []
+
+    def keep(_: Any, method: str, event: dict[str, Any]) -> Any:
+        errors.append(f"logged {method}: {event}")
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[structlog.processors.format_exc_info, keep], wrapper_class=LOUD)
+    with installed(OURS):
+        with simulation(seed) as room:
+            world = World(room, folder, wanted, create_only=create_only)
+            world.start()
+            while room.now < FAULTS_S + BOUND_S and (room.now < _ends(wanted) or _unfinished(world)):
+                room.sleep(2)
+            problems = [f"{run} has not ended {BOUND_S:.0f} s after the faults" for run in _unfinished(world)]
+            tidy = max(room.now, FAULTS_S + STUCK_S) + TIDY_S
+            while room.now < tidy and _left(world):
+                room.sleep(5)
+            problems += _left(world)
+            problems += [f"surprise: {surprise}" for surprise in room.surprises]
+        structlog.reset_defaults()
+        problems += errors
+        for task in world.tasks:
+            problems += _judge(world, task.run)
+        results = {} if problems else {task.run: _result(world, task.run) for task in world.tasks}
+    if weather is None and not problems:
+        for number, scenario in enumerate(wanted.scenarios):
+            problems += _compare(world, f"run-{number}", results[f"run-{number}"], calm(folder, scenario))
+    return Played(seed, problems, room.trace, results)
+
+
+LOUD = structlog.make_filtering_bound_logger(40)
+"""Errors are what a correct program never logs here; warnings tell of the weather."""
+
+
+@cache
+def calm(folder: Path, scenario: str) -> dict[str, Any]:
+    """What the run of a scenario comes to when nothing goes wrong."""
+    played = play(0, folder, weather=CALM)
+    assert not played.problems, played
+    found: dict[str, Any] = played.results[f"run-{CALM.scenarios.index(scenario)}"]
+    return found
+
+
+def _ends(weather: Weather) -> float:
+    """When the last planned event of the weather is over."""
+    spans = (*weather.store_away, *weather.hints_away, *weather.engine_away)
+    moments = (*weather.wipes, *weather.leases_lost, *weather.hosts_lost, *(at for at, _, _ in weather.people))
+    return max([0.0, *(ends for _, ends in spans), *moments])
+
+
+def _unfinished(world: World) -> list[str]:
+    """Runs that are not there yet, or still marked as open."""
+    missing = [task.run for task in world.tasks if world.archive.size(f"runs/{task.run}/journal/{0:09d}.jsonl") is None]
+    return missing + [key.removeprefix("open/") for key in world.archive.list("open/")]
+
+
+def _left(world: World) -> list[str]:
+    return [
+        f"{name} of {owner.run} claim {owner.claim} ({owner.role}) is left on {engine.engine_id}"
+        for engine in world.engines
+        for owner, name in engine.owned(ARCHIVE_ID)
+    ]
+
+
+def _records(world: World, run: str) -> list[tuple[Record, str]]:
+    return list(Journal(world.archive, run).read())
+
+
+def _judge(world: World, run: str) -> Iterator[str]:
+    """What must hold of every journal."""
+    journal = Journal(world.archive, run)
+    try:
+        yield from (f"{run}: {problem}" for problem in journal.verify())
+        lines = _records(world, run)
+    except Fault as fault:
+        yield f"{run} cannot be read: {fault}"
+        return
+    records = [record for record, _ in lines]
+    sealed = [record.seq for record in records if isinstance(record.event, Sealed)]
+    if len(sealed) != 1 or not isinstance(records[-1].event, Sealed):
+        yield f"{run} has {len(sealed)} sealed events in {[record.event.type for record in records]}"
+    yield from _fenced(run, records)
+    yield from _once(run, records)
+    yield from _listened(world, run, records)
+
+
+def _fenced(run: str, records: list[Record]) -> Iterator[str]:
+    """Nobody commits under a claim after a later one; without a claim only the first and the last segment."""
+    claim = None
+    for record in records:
+        if isinstance(record.event, Claimed):
+            claim = record.seq
+        by_scheduler = record.attempt is None and record.seq in (0, records[-1].seq)
+        if record.attempt != claim and not by_scheduler:
+            yield f"{run}: segment {record.seq} is of attempt {record.attempt} after claim {claim}"
+
+
+def _once(run: str, records: list[Record]) -> Iterator[str]:
+    """Each call has one result, and each step one reply."""
+    calls = [call.id for record in records if isinstance(record.event, Replied) for call in record.event.reply.calls]
+    seen = [record.event.observation.call_id for record in records if isinstance(record.event, Observed)]
+    steps = [record.event.step for record in records if isinstance(record.event, Replied)]
+    if len(set(calls)) != len(calls) or steps != list(range(1, len(steps) + 1)):
+        yield f"{run} has a reply twice: {steps}, {calls}"
+    if seen != calls[: len(seen)]:
+        yield f"{run}: calls {calls} have the results {seen}"
+
+
+def _listened(world: World, run: str, records: list[Record]) -> Iterator[str]:
+    """The inbox is closed, and whatever won a number before that was taken in, a cancel as the outcome."""
+    messages = Inbox(world.archive, run).read()  # type: ignore[arg-type]
+    if [message.kind for message in messages].count("closed") != 1 or messages[-1].kind != "closed":
+        yield f"{run}: the inbox ends with {[message.kind for message in messages]}"
+    taken = [record.event.n for record in records if isinstance(record.event, Steered)]
+    if taken != sorted(set(taken)):
+        yield f"{run} took messages in out of order or twice: {taken}"
+    for message in messages[:-1]:
+        if message.n not in taken:
+            yield f"{run}: message {message.n} ({message.kind}) was accepted and never read"
+    last = records[-1].event
+    cancelled = isinstance(last, Sealed) and last.outcome == "cancelled"
+    asked = any(message.kind == "cancel" for message in messages)
+    if cancelled != asked and not _gave_up(world, records):
+        yield f"{run}: cancel asked: {asked}, cancelled: {cancelled}"
+
+
+def _result(world: World, run: str) -> dict[str, Any]:
+    """What a run came to, without what may differ: claims, times, messages and money for lost replies."""
+    left_out = (Claimed, Yielded, Parked, Unrecorded, Steered)
+    kept = [line for line in _records(world, run) if not isinstance(line[0].event, left_out)]
+    return {name: _untimed(value) for name, value in fold(kept, Run()).model_dump().items() if name not in FREE}
+
+
+def _untimed(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _untimed(item) for name, item in value.items() if name not in UNTIMED}
+        case tuple() | list():
+            return [_untimed(item) for item in value]
+    return value
+
+
+def _compare(world: World, run: str, found: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
+    """The result is the undisturbed run's, but for a run that was cancelled or given up for a written reason."""
+    records = [record for record, _ in _records(world, run)]
+    last = records[-1].event
+    assert isinstance(last, Sealed)
+    if last.outcome == "cancelled" or (last.failure is not None and _gave_up(world, records)):
+        return
+    for name in expected:
+        if name != "id" and found[name] != expected[name]:
+            yield f"{run}: {name} is {found[name]}, undisturbed {expected[name]}"
+
+
+def _gave_up(world: World, records: list[Record]) -> bool:
+    """Whether the run was ended as poison, and rightly so: three times in a row an attempt ended without a step, and
+    not because Redis or the store was away, which never counts."""
+    last = records[-1].event
+    if not (isinstance(last, Sealed) and last.failure is not None and last.failure.cls == "infra"):
+        return False
+    claims = yields = 0
+    for record in records:
+        match record.event:
+            case Claimed():
+                claims += 1
+            case Yielded(why="infra"):
+                yields += 1
+            case Replied() | Observed():
+                claims = yields = 0
+    if last.failure.reason == "worker_lost":
+        return claims >= POISON and world.room.blows >= POISON
+    return last.failure.reason in ("engine", "keeper") and yields >= POISON - 1

@@ -1,0 +1,394 @@
+"""Owns a simulated machine room: actors that take turns, processes that can die or freeze, and a clock that only moves
+when everybody waits. Refuses to know Dawnfleet: everything random comes from one seed, so a history is its number.
+
+Actors are threads, but exactly one runs at any time and it hands on the baton only where the code under test waits or
+meets the outside world. `installed` puts this room in the place of `time`, `threading` and `ThreadPoolExecutor` in the
+modules of the product, which stay as they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from random import Random
+from typing import Any
+
+EPOCH_S = 1_796_000_000.0
+"""UTC seconds when a simulation starts."""
+
+REAL_LIMIT_S = 60.0
+"""No history takes so long: an actor that does not hand on the baton within it is caught in a loop."""
+
+
+class Crash(BaseException):
+    """Ends an actor of a dead process. No `except Exception` of the product sees it, and whatever its `finally`
+    blocks try to do outside of the process raises it again: a killed process cleans nothing up."""
+
+
+class Process:
+    """What dies at once. fuse: at which of its outside acts it dies, None for never; `freezes`: act -> seconds."""
+
+    def __init__(self, name: str, *, skew_s: float = 0.0) -> None:
+        self.name = name
+        self.skew_s = skew_s
+        self.alive = True
+        self.frozen_until = 0.0
+        self.acts = 0
+        self.fuse: int | None = None
+        self.freezes: dict[int, float] = {}
+        self.actors: set[Actor] = set()
+
+
+class Actor:
+    """One flow of control. ticket: grows with each resumption, so that older wake-ups are known to be stale."""
+
+    def __init__(self, process: Process, act: Callable[[], None], name: str) -> None:
+        self.process, self.act, self.name = process, act, name
+        self.ticket = 0
+        self.ended = Event()
+        self.body: _Body | None = None
+
+
+class _Body(threading.Thread):
+    """A thread that plays one actor after the other; starting one costs more than a whole history may."""
+
+    spare: list[_Body] = []
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="actor")
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.play: Callable[[], None] | None = None
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.baton.acquire()
+            assert self.play is not None
+            self.play()
+
+
+class Simulation:
+    """One history. The thread that makes it is its director, an actor like the others.
+
+    blows: how often a process died or stood still. surprises: what actors raised.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.blows = 0
+        self.surprises: list[str] = []
+        self.trace: list[str] = []
+        self._heap: list[tuple[float, float, int, Actor, int]] = []
+        self._count = 0
+        self._living: set[Actor] = set()
+        self._director = Actor(Process("director"), lambda: None, "director")
+        self._director_baton = threading.Lock()
+        self._director_baton.acquire()
+        self.current = self._director
+
+    def spawn(self, process: Process, act: Callable[[], None], name: str) -> Actor:
+        """Begin an actor; it runs when the current one waits."""
+        actor = Actor(process, act, name)
+        process.actors.add(actor)
+        self._living.add(actor)
+        self.wake(actor, self.now)
+        return actor
+
+    def wake(self, actor: Actor, at: float) -> None:
+        """Let it go on at that time, if nothing else wakes it before."""
+        self._count += 1
+        heapq.heappush(self._heap, (at, self.random.random(), self._count, actor, actor.ticket))
+
+    def sleep(self, seconds: float) -> None:
+        """The current actor waits. Raises Crash when its process died meanwhile."""
+        self.check()
+        self.wake(self.current, self.now + seconds)
+        self.wait()
+
+    def wait(self) -> None:
+        """The current actor waits until woken."""
+        me = self.current
+        following = self._pop()
+        if following is not me:
+            self._hand_over(following)
+            baton = self._director_baton if me is self._director else me.body.baton  # type: ignore[union-attr]
+            if not baton.acquire(timeout=REAL_LIMIT_S):
+                raise TimeoutError(f"{self.current.name} never waits")
+        me.ticket += 1
+        self.check()
+
+    def check(self) -> None:
+        if not self.current.process.alive:
+            raise Crash
+
+    def act(self, what: str) -> None:
+        """The current process is about to do something that others can see, or has just done it: here it may die,
+        freeze or be slow."""
+        self.check()
+        process = self.current.process
+        process.acts += 1
+        self.trace.append(f"{self.now:9.3f} {process.name} {self.current.name}: {what}")
+        if process.acts == process.fuse:
+            self.kill(process)
+            raise Crash
+        if pause_s := process.freezes.get(process.acts):
+            self.trace.append(f"{self.now:9.3f} {process.name} freezes for {pause_s:.0f} s")
+            self.blows += 1
+            process.frozen_until = self.now + pause_s
+            self.sleep(0)
+
+    def kill(self, process: Process) -> None:
+        """As SIGKILL: none of its actors does another thing."""
+        if process.alive:
+            self.trace.append(f"{self.now:9.3f} {process.name} dies after {process.acts} acts")
+            process.alive = False
+            self.blows += 1
+            for actor in sorted(process.actors, key=lambda actor: actor.name):
+                self.wake(actor, self.now)
+
+    def close(self, processes: Iterable[Process]) -> None:
+        """Kill what is left and wait until every actor is gone."""
+        for process in processes:
+            self.kill(process)
+        while self._living:
+            for actor in self._living:
+                actor.process.alive = False
+                self.wake(actor, self.now)
+            self.sleep(1)
+
+    def _pop(self) -> Actor:
+        while True:
+            at, tie, count, actor, ticket = heapq.heappop(self._heap)
+            if ticket != actor.ticket or actor.ended.is_set():
+                continue
+            if actor.process.alive and actor.process.frozen_until > at:
+                heapq.heappush(self._heap, (actor.process.frozen_until, tie, count, actor, ticket))
+                continue
+            self.now = max(self.now, at)
+            return actor
+
+    def _hand_over(self, actor: Actor) -> None:
+        self.current = actor
+        if actor is self._director:
+            self._director_baton.release()
+            return
+        if actor.body is None:
+            actor.body = _Body.spare.pop() if _Body.spare else _Body()
+            actor.body.play = lambda: self._play(actor)
+        actor.body.baton.release()
+
+    def _play(self, actor: Actor) -> None:
+        try:
+            self.check()
+            actor.act()
+        except Crash:
+            pass
+        except BaseException as error:
+            self.surprises.append(f"{actor.process.name} {actor.name}: {error!r}\n{traceback.format_exc()}")
+        actor.ended.set()
+        actor.process.actors.discard(actor)
+        self._living.discard(actor)
+        following = self._pop()
+        assert actor.body is not None
+        _Body.spare.append(actor.body)
+        self._hand_over(following)
+
+
+class Event:
+    """threading.Event in the room."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[tuple[Actor, int]] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        for actor, ticket in self._waiting:
+            if actor.ticket == ticket:
+                room().wake(actor, room().now)
+        self._waiting.clear()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        now = room()
+        now.check()
+        if not self._is_set:
+            self._waiting.append((now.current, now.current.ticket))
+            if timeout is not None:
+                now.wake(now.current, now.now + max(0.0, timeout))
+            now.wait()
+        return self._is_set
+
+
+class Lock:
+    """threading.Lock in the room."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._freed = Event()
+
+    def __enter__(self) -> bool:
+        while self._held:
+            self._freed.clear()
+            self._freed.wait()
+        self._held = True
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._held = False
+        self._freed.set()
+
+
+class Thread:
+    """threading.Thread in the room: an actor of the process that starts it."""
+
+    def __init__(self, *, target: Callable[..., None], args: tuple[Any, ...] = (), name: str = "", daemon: bool = False):
+        self._act, self._name = lambda: target(*args), name or "thread"
+        self._actor: Actor | None = None
+
+    def start(self) -> None:
+        self._actor = room().spawn(room().current.process, self._act, self._name)
+
+    def join(self, timeout: float | None = None) -> None:
+        assert self._actor is not None
+        self._actor.ended.wait(timeout)
+
+
+class Future:
+    """concurrent.futures.Future in the room."""
+
+    def __init__(self) -> None:
+        self._done = Event()
+        self._answer: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._done.wait(timeout):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._done.wait(timeout)
+        return self._error
+
+    def play(self, act: Callable[[], Any]) -> None:
+        """Run it and keep what came of it."""
+        try:
+            self._answer = act()
+        except Crash:
+            raise
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+
+class Executor:
+    """ThreadPoolExecutor in the room: `submit` is an actor of its own, `map` (parallel reads) goes one by one."""
+
+    def __init__(self, *_: Any, thread_name_prefix: str = "pool", **__: Any) -> None:
+        self._name = thread_name_prefix
+        self._futures: list[Future] = []
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def submit(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
+        future = Future()
+        self._futures.append(future)
+        room().spawn(room().current.process, lambda: future.play(lambda: act(*args, **kwargs)), self._name)
+        return future
+
+    def map(self, act: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
+        return map(act, *iterables)
+
+    def shutdown(self, wait: bool = True, **_: Any) -> None:
+        for future in self._futures if wait else ():
+            future.exception()
+
+
+class _Stand:
+    """A module with some of its names replaced."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self._module = module
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+_ROOMS: list[Simulation] = []
+
+
+def room() -> Simulation:
+    """The simulation that runs now."""
+    return _ROOMS[-1]
+
+
+def _monotonic() -> float:
+    return room().now
+
+
+STANDS: list[tuple[Any, Any]] = [
+    (time, _Stand(time, monotonic=_monotonic, perf_counter=_monotonic, sleep=lambda seconds: room().sleep(seconds))),
+    (threading, _Stand(threading, Event=Event, Lock=Lock, Thread=Thread)),
+    (ThreadPoolExecutor, Executor),
+]
+"""What product modules import, and what they get instead."""
+
+
+@contextmanager
+def installed(package: tuple[str, ...]) -> Iterator[None]:
+    """Replace the stands in every loaded module whose name starts so, for as many simulations as the block makes."""
+    places = _places(package, len(sys.modules))
+    for module, attribute, _, stand in places:
+        setattr(module, attribute, stand)
+    try:
+        yield
+    finally:
+        for module, attribute, real, _ in places:
+            setattr(module, attribute, real)
+
+
+@cache
+def _places(package: tuple[str, ...], _loaded: int) -> list[tuple[Any, str, Any, Any]]:
+    """Where a stand belongs: (module, attribute, real, stand). _loaded: a newly loaded module makes it look again."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(vars(module).items()) if name.startswith(package) else ():
+            found += [(module, attribute, real, stand) for real, stand in STANDS if value is real]
+    return found
+
+
+@contextmanager
+def simulation(seed: int) -> Iterator[Simulation]:
+    """The room of one history, empty again when the block ends."""
+    made = Simulation(seed)
+    _ROOMS.append(made)
+    try:
+        yield made
+    finally:
+        made.close([])
+        _ROOMS.pop()
