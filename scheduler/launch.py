@@ -15,10 +15,12 @@ from typing import Final, Literal
 from scheduler import control, targets
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
-from scheduler.manifest import Loaded, ManifestFault
+from scheduler.manifest import Loaded, Manifest, ManifestFault
+from scheduler.runs import find
 from scheduler.stack import Stack, connected
 from worker.contract.errors import ExitCode, InvalidFault, StoreFault
 from worker.contract.events import Record
+from worker.contract.model_name import ModelName, parse_model_name
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Repo
@@ -76,7 +78,17 @@ def batch_of(
             problems.append(loaded.document.problem(("targets", number, "repo"), str(fault)))
     if problems:
         raise ManifestFault(loaded.name, problems)
-    return freeze(loaded.manifest, loaded.text, repos, script=loaded.script, key=key, lane=lane)
+    manifest = _replayed(loaded.manifest, archive)
+    return freeze(manifest, loaded.text, repos, script=loaded.script, key=key, lane=lane)
+
+
+def _replayed(manifest: Manifest, archive: Archive) -> Manifest:
+    """With the whole id of the run whose replies are played again. Raises NotFoundFault and ConflictFault."""
+    model = parse_model_name(manifest.task.model)
+    if model.provider != "replay":
+        return manifest
+    found = ModelName("replay", find(archive, model.name, kinds=("run",)).id)
+    return manifest.model_copy(update={"task": manifest.task.model_copy(update={"model": str(found)})})
 
 
 def detach(batches: Sequence[Batch], archive: Archive, where: Settings, *, by: str, at: str, say: Say) -> None:

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from scheduler import child
-from worker.contract.errors import ConflictFault, Fault, HintsFault, UsageFault
+from worker.contract.errors import ConflictFault, ExitCode, Fault, HintsFault, UsageFault
 from worker.contract.events import digest
 from worker.contract.settings import Settings
 from worker.store.hints import OLDEST_REDIS, Hints
@@ -252,13 +252,16 @@ class Stack:
             time.sleep(POLL_S)
 
     def _dead(self, part: _Child) -> Fault:
+        """What a part said before it ended, its hint and its exit code, where it gave them."""
         path = self._state / "logs" / f"{part.name}.log"
-        lines = path.read_text("utf-8", "replace").strip().splitlines() if path.exists() else []
+        said = path.read_text("utf-8", "replace").strip().splitlines()[-2:] if path.exists() else []
+        hint = said.pop().removeprefix("hint: ") if said and said[-1].startswith("hint: ") else "run `dawn doctor`"
+        last = said[-1].removeprefix("error: ")[:400] if said else "it said nothing"
         code = part.process.returncode if part.process else None
-        return Fault(
-            f"{part.name} ended with {code}: {lines[-1][:400] if lines else 'it said nothing'}",
-            hint=f"run `dawn doctor`; its log is {path}",
-        )
+        fault = Fault(f"{part.name} ended with {code}: {last}", hint=f"{hint}; its log is {path}")
+        if code in set(ExitCode):
+            fault.exit_code = ExitCode(code)
+        return fault
 
     def _stop(self) -> None:
         """End workers and scheduler, then Valkey: a worker that drains still needs it."""

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from conftest import program, wait_for
 
-from worker.contract.events import Event, digest
+from worker.contract.events import Event
+from worker.contract.events import digest as sha256
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.store.archive import Archive, open_archive
@@ -34,6 +35,7 @@ QUICK = {
     "DAWN_RELIST_S": "5",
     "DAWN_TICK_S": "0.1",
     "DAWN_DRAIN_SOFT_S": "4",
+    "DAWN_INFRA_BACKOFF_S": "[1, 2, 4]",
 }
 """Every wait of the protocol scaled down by about five; the proportions stay."""
 
@@ -131,12 +133,15 @@ class Deployment:
         return events[number - 1]
 
     def patch(self, run: str) -> bytes:
-        """What `dawn diff` prints."""
-        return subprocess.run(self._command(["diff", run]), env=self.env, capture_output=True, check=True).stdout
+        """The patch of a sealed run, empty when it has none."""
+        sealed = self.run(run).sealed
+        assert sealed is not None
+        digest = sealed.artifacts.get("patch.diff")
+        return Journal(self.archive, run).get_blob(digest) if digest else b""
 
     def left(self) -> list[str]:
         """What is on the engine of this archive: containers in any state, volumes, networks."""
-        label = f"label=dawnfleet.archive={digest(self.archive.url.encode())[:12]}"
+        label = f"label=dawnfleet.archive={sha256(self.archive.url.encode())[:12]}"
         listings = (["ps", "--all"], ["volume", "ls"], ["network", "ls"])
         return [
             f"{words[0]} {name}"

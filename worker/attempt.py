@@ -136,7 +136,9 @@ class _Attempt:
                 return self._infra("engine", fault)
             except IntegrityFault as fault:
                 return self._fail(Failure(cls="infra", reason="store", detail=str(fault)))
-            except (FencedFault, HintsFault, StoreFault):
+            except (HintsFault, StoreFault) as fault:
+                return self._lost(fault)
+            except FencedFault:
                 raise
             except Exception as error:
                 # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
@@ -306,12 +308,23 @@ class _Attempt:
         faults = self.ledger.run.infra_yields + 1
         if faults >= INFRA_LAST:
             return self._fail(failure)
-        backoff_s = self.station.settings.infra_backoff_s
-        wait = timedelta(seconds=backoff_s[min(faults, len(backoff_s)) - 1])
-        not_before = (datetime.fromisoformat(self.station.now()) + wait).isoformat(timespec="milliseconds")
+        not_before = self._pause(faults)
         LOG.warning("infra_fault", failure=str(failure), detail=failure.detail, not_before=not_before)
         self.ledger.commit(Yielded(why="infra", failure=failure, not_before=not_before))
         return "yielded"
+
+    def _lost(self, fault: HintsFault | StoreFault) -> str:
+        """Redis or the store is away: given back for a while without counting against the run, which a claim that
+        only ends would."""
+        LOG.warning("attempt_lost", fault=str(fault))
+        self.ledger.commit(Yielded(why="lost", not_before=self._pause(1)))
+        return "yielded"
+
+    def _pause(self, faults: int) -> str:
+        """When to try again after so many faults in a row."""
+        backoff_s = self.station.settings.infra_backoff_s
+        wait = timedelta(seconds=backoff_s[min(faults, len(backoff_s)) - 1])
+        return (datetime.fromisoformat(self.station.now()) + wait).isoformat(timespec="milliseconds")
 
     def _settle_lost_reply(self) -> None:
         """The attempt before died while a paid model was thinking: count what that may have cost, at most."""

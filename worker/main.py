@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from worker.contract.errors import ExitCode, Fault, UsageFault
+from worker.contract.errors import ExitCode, Fault, InvalidFault, NotFoundFault, UsageFault
 from worker.contract.events import Replied, Reply, digest
 from worker.contract.settings import Settings
 from worker.contract.task import Task
@@ -131,7 +131,10 @@ def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Ar
     from worker.store.journal import Journal
 
     def recorded(run: str) -> list[Reply]:
-        events = (record.event for record, _ in Journal(archive, run).read())
+        try:
+            events = [record.event for record, _ in Journal(archive, run).read()]
+        except NotFoundFault as fault:
+            raise InvalidFault(str(fault)) from fault
         return [event.reply for event in events if isinstance(event, Replied) and event.phase == "model"]
 
     return open_model(task, settings, secrets_env=env, recorded=recorded)

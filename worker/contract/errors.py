@@ -7,7 +7,6 @@ Whoever talks to an SDK translates its exceptions into one of these at the door.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -37,7 +36,7 @@ class Fault(Exception):
     retryable: whether the same act may succeed later without anybody changing anything.
     """
 
-    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    exit_code: ExitCode = ExitCode.INTERNAL
     retryable: bool = False
 
     def __init__(self, message: str, *, hint: str = "", retryable: bool | None = None) -> None:

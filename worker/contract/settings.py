@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from worker.contract.task import Limits
@@ -23,10 +23,13 @@ class Settings(BaseSettings):
     """One deployment. Nested values use two underscores: `DAWN_LIMITS__STEPS=50`.
 
     archive: `file:///...` or `s3://bucket/prefix`. redis_url: None means the embedded server.
+    docker_url: None means the default socket; Docker's own DOCKER_HOST is read where ours is not set.
     state_dir: sockets, spools and the embedded server's files; nothing in it is truth.
     """
 
-    model_config = SettingsConfigDict(env_prefix="DAWN_", env_nested_delimiter="__", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="DAWN_", env_nested_delimiter="__", frozen=True, extra="ignore", populate_by_name=True
+    )
 
     state_dir: Path = Field(default_factory=_state_dir)
     archive: str | None = None
@@ -40,7 +43,7 @@ class Settings(BaseSettings):
     s3_secret_access_key: str | None = Field(default=None, repr=False)
     s3_part_bytes: Count = 16 * 2**20
 
-    docker_url: str | None = None
+    docker_url: Annotated[str | None, Field(validation_alias=AliasChoices("DAWN_DOCKER_URL", "DOCKER_HOST"))] = None
     ca_bundle: Path | None = None
     parked_max: Count | None = None
     prepared_images_bytes: Count = 20 * 2**30
