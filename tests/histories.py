@@ -107,7 +107,9 @@ def _ends(weather: Weather) -> float:
 
 def _unfinished(world: World) -> list[str]:
     """Runs that are not there yet, or still marked as open."""
-    missing = [task.run for task in world.tasks if world.archive.size(f"runs/{task.run}/journal/{0:09d}.jsonl") is None]
+    missing = [
+        task.run for task in world.tasks if world.archive.size(f"runs/{task.run}/journal/{0:09d}.jsonl") is None
+    ]
     return missing + [key.removeprefix("open/") for key in world.archive.list("open/")]
 
 

@@ -256,7 +256,9 @@ class Lock:
 class Thread:
     """threading.Thread in the room: an actor of the process that starts it."""
 
-    def __init__(self, *, target: Callable[..., None], args: tuple[Any, ...] = (), name: str = "", daemon: bool = False):
+    def __init__(
+        self, *, target: Callable[..., None], args: tuple[Any, ...] = (), name: str = "", daemon: bool = False
+    ):
         self._act, self._name = lambda: target(*args), name or "thread"
         self._actor: Actor | None = None
 

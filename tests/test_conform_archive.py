@@ -1,4 +1,5 @@
-"""Owns what every archive must do, over a folder, moto's server and SeaweedFS. Refuses store-specific claims."""
+"""Owns what every archive must do, over a folder, moto's server, SeaweedFS and the double in memory. Refuses
+store-specific claims."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from doubles import MemoryArchive
 
 from worker.contract.errors import ExitCode, IntegrityFault, InvalidFault, NotFoundFault, StoreFault, UsageFault
 from worker.contract.settings import Settings
@@ -17,9 +19,11 @@ PART_BYTES = 5 * 2**20
 """The smallest part that S3 takes: a file above it goes up in several."""
 
 
-@pytest.fixture(params=["local", "moto", "seaweed"])
+@pytest.fixture(params=["local", "moto", "seaweed", "memory"])
 def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
     """An empty archive of each kind."""
+    if request.param == "memory":
+        return MemoryArchive()
     if request.param == "local":
         return open_archive(f"file://{tmp_path}/an archive ü", Settings())
     settings: Settings = request.getfixturevalue(request.param)
@@ -157,6 +161,12 @@ def test_probe_passes_and_leaves_nothing(archive: Archive) -> None:
     """A sound store is accepted, and nothing of the proof stays."""
     archive.probe()
     assert list(archive.list("")) == []
+
+
+def test_probe_refuses_the_double_that_overwrites() -> None:
+    """The mutation of the histories is the store that a deployment refuses to start with."""
+    with pytest.raises(StoreFault, match="ignores conditional writes"):
+        MemoryArchive(create_only=False).probe()
 
 
 def test_probe_refuses_a_store_that_ignores_conditions(rclone: Settings) -> None:

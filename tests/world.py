@@ -444,7 +444,9 @@ class StormyArchive:
         return self._gate.store(f"create {_short(key)}", lambda: self._archive.create(key, content), writes=True)
 
     def get(self, key: str, *, max_bytes: int = 256 * 2**20) -> bytes:
-        return self._gate.store(f"get {_short(key)}", lambda: self._archive.get(key, max_bytes=max_bytes), writes=False)
+        return self._gate.store(
+            f"get {_short(key)}", lambda: self._archive.get(key, max_bytes=max_bytes), writes=False
+        )
 
     def chunks(self, key: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         yield self.get(key)
