@@ -53,13 +53,14 @@ class WatchedArchive(LocalArchive):
 
 
 class Hosts:
-    """One prepared environment, `README` its only file, and any number of runs on it."""
+    """One environment, prepared once, `README` its only file, and any number of runs on it."""
 
     def __init__(self, folder: Path, sandbox: Sandbox, archive_id: str) -> None:
         self.sandbox = sandbox
         self.archive = WatchedArchive(folder.as_uri())
         self.archive_id = archive_id
         self.drain = Cancel()
+        self.run = ""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             entry = tarfile.TarInfo("README")
@@ -68,7 +69,17 @@ class Hosts:
         self._source = digest(packed.getvalue())
         self.archive.create(keys.source(self._source), packed.getvalue())
 
-    def submit(self, run: str = "run", **fields: Any) -> Journal:
+    def fresh(self, run: str, **fields: Any) -> None:
+        """Submit a run, which is `run` from now on; the archive is in order, and nobody drains."""
+        self.run, self.drain = run, Cancel()
+        self.archive.before = lambda key: None
+        self.submit(run, **fields)
+
+    def journal(self) -> Journal:
+        """Of `run`."""
+        return Journal(self.archive, self.run)
+
+    def submit(self, run: str, **fields: Any) -> None:
         task: dict[str, Any] = {
             "run": run,
             "batch": "batch",
@@ -80,23 +91,21 @@ class Hosts:
             "script": "",
             "limits": Limits(memory_bytes=256 * 2**20),
         }
-        journal = Journal(self.archive, run)
-        journal.submit(Task(**(task | fields)), by="ann", at=utc_now())
-        return journal
+        Journal(self.archive, run).submit(Task(**(task | fields)), by="ann", at=utc_now())
 
-    def claim(self, run: str = "run") -> tuple[Ledger, Cancel]:
-        """A new attempt's pen."""
+    def claim(self, run: str = "") -> tuple[Ledger, Cancel]:
+        """The pen of a new attempt on `run`."""
         cancel = Cancel()
-        ledger = Ledger(Journal(self.archive, run), cast(Lease, Held()), cancel, Redactor({}), utc_now)
+        ledger = Ledger(Journal(self.archive, run or self.run), cast(Lease, Held()), cancel, Redactor({}), utc_now)
         ledger.claim(Claimed(worker="w", engine="e", lane="main"))
         return ledger, cancel
 
     @contextmanager
-    def host(self, run: str = "run", kind: type[AttemptHost] = AttemptHost) -> Iterator[AttemptHost]:
-        """An attempt on a submitted run, ready for its first call."""
+    def host(self, run: str = "", kind: type[AttemptHost] = AttemptHost) -> Iterator[AttemptHost]:
+        """An attempt on a submitted run (`run` by default), ready for its first call."""
         ledger, cancel = self.claim(run)
         task = ledger.journal.task()
-        owner = Owner(self.archive_id, run, ledger.run.attempt or 0, "agent")
+        owner = Owner(self.archive_id, task.run, ledger.run.attempt or 0, "agent")
         prepared = prepare(
             task,
             archive=self.archive,

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transcripts import Transcript, body, shell, task
+from transcripts import MemoryHost, Transcript, body, shell, task
 
 from worker import context
-from worker.contract.events import CheckResult, Compacted, Failure, FedBack, Finished, Replied, Reply, Steered
+from worker.contract.events import (
+    CheckResult,
+    Compacted,
+    Failure,
+    FedBack,
+    Finished,
+    Observed,
+    Replied,
+    Reply,
+    Steered,
+)
 from worker.contract.task import Repo, Task
 from worker.models.protocol import AssistantMessage, Message, ToolResults, UserMessage
+from worker.tools.shell import RunCommand, RunCommandArguments
 from worker.tools.toolset import Toolset
 
 WORDS = st.text(st.characters(), max_size=20)  # lone surrogates included
@@ -86,6 +98,91 @@ def test_every_text_is_valid_and_every_call_has_its_result(acts: list[tuple[str,
         calls = [call.id for call in before.reply.calls] if isinstance(before, AssistantMessage) else []
         results = [result.call_id for result in after.results] if isinstance(after, ToolResults) else []
         assert calls == results
+
+
+class Follower:
+    """A transcript that looks at a run whenever it can, beside a fresh one each time."""
+
+    def __init__(self) -> None:
+        self.journal = MemoryHost(task())
+        self.transcript = context.Transcript(self.journal.task, Toolset().specs)
+
+    def look(self) -> None:
+        self.transcript.follow(self.journal.records())
+        fresh = shown(self.journal)
+        for phase in ("commands", "model"):
+            assert self.transcript.request(phase) == fresh.request(phase)
+        assert self.transcript.tokens == fresh.tokens
+        assert self.transcript.repeats.last == fresh.repeats.last
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["call", "call", "call", "lost", "gone", "steer", "compact"]),
+            st.sampled_from(["ls", "make"]),
+            st.sampled_from(["", "same", "other"]),
+            st.sampled_from("ab"),
+            st.booleans(),
+        ),
+        max_size=25,
+    )
+)
+def test_one_that_followed_a_run_shows_what_a_fresh_one_shows(acts: list[tuple[str, str, str, str, bool]]) -> None:
+    """However a call that was shown ahead was committed (with its snapshot, as another, or not at all), and whenever
+    the follower looked, its requests, size and counts are those of a takeover."""
+    follower = Follower()
+    journal = follower.journal
+    for n, (kind, command, output, tree, looks) in enumerate(acts):
+        if kind == "steer":
+            journal.commit(Steered(n=n, kind="message", by="ada", text=output))
+        elif kind == "compact":
+            journal.commit(Compacted(through=journal.run.steps, summary=output))
+        else:
+            call = shell(command, journal.run.steps + 1)
+            journal.reply(call)
+            journal.shell = always(len(output) % 3, output, tree)
+            journal.keep = {"call": lambda kept: kept, "lost": lost, "gone": gone}[kind]
+            journal.observe(call, RunCommand(), RunCommandArguments(command=command))
+        if looks:
+            follower.look()
+        if kind == "gone":
+            with pytest.raises(KeyError):
+                journal.settle()
+            follower.look()
+            journal.commit(Finished(), FedBack(text="again"))
+    journal.settle()
+    follower.look()
+
+
+def always(*told: Any) -> Callable[[str], Any]:
+    return lambda command: told
+
+
+def lost(observed: Observed) -> Observed:
+    return Observed(observation=observed.observation.model_copy(update={"status": "error", "output": "lost"}))
+
+
+def gone(observed: Observed) -> Observed:
+    raise KeyError("the engine is gone")
+
+
+def test_following_looks_only_at_what_is_new() -> None:
+    """A step costs what it adds: records seen before are not read again."""
+    journal = Transcript(task())
+    for n in range(20):
+        journal.step(f"echo {n}", str(n))
+    transcript = context.Transcript(journal.task, ())
+    transcript.follow(journal.records())
+    before = transcript.request("model").messages
+    journal.step("last", "one")
+    unread: list[Any] = [None] * len(journal.records())
+    unread[-3:] = journal.records()[-3:]
+    transcript.follow(unread)
+    after = transcript.request("model").messages
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 2
 
 
 def test_the_first_message_says_task_checks_limits_and_place() -> None:

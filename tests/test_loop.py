@@ -10,7 +10,7 @@ import pytest
 from transcripts import MemoryHost, body, shell, task
 
 from worker.contract.cancel import Cancel
-from worker.contract.errors import FencedFault, InvalidFault, ProviderFault
+from worker.contract.errors import EngineFault, FencedFault, InvalidFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Asked,
     Decided,
@@ -23,7 +23,10 @@ from worker.contract.events import (
     Reply,
     Steered,
     ToolCall,
+    Unrecorded,
     Usage,
+    canonical,
+    digest,
 )
 from worker.loop import Stopped, work
 from worker.models.protocol import ModelRequest, ToolResults, UserMessage
@@ -272,6 +275,119 @@ def test_a_hundred_calls_in_one_reply_all_run() -> None:
     host = Told(task())
     work(host, Says(runs(*(f"echo {n}" for n in range(100))), DONE), Toolset())
     assert len(host.ran) == len(host.told()) == 100
+
+
+# Shown ahead of its commit
+
+
+def not_kept(observed: Observed) -> Observed:
+    """What is committed when the workspace could not keep a call."""
+    seen = observed.observation.model_copy(update={"status": "error", "exit_code": 1, "output": "rolled back"})
+    return Observed(observation=seen)
+
+
+PAID = {"usage": Usage(input_tokens=30, output_tokens=4), "cost_microusd": 9}
+
+
+def test_the_model_is_shown_a_call_before_its_commit() -> None:
+    """While it thinks, the journal ends with its own reply; its next one comes after the observation."""
+    host = Told(task())
+    journal: list[int] = []
+
+    def looks(request: ModelRequest) -> Reply:
+        journal.append(len(host.segments))
+        assert last_results(request)[0]["output"] == "made"
+        return DONE
+
+    host.shell = lambda _: (0, "made", "a")
+    work(host, Says(runs("make"), looks), Toolset())
+    assert journal == [4]
+    assert [segment[0].event.type for segment in host.segments[3:]] == ["replied", "observed", "replied"]
+
+
+def test_each_call_of_a_reply_waits_for_the_commit_before_it() -> None:
+    """Of several calls only the last is shown ahead."""
+    host = Told(task())
+    committed: list[int] = []
+    host.shell = lambda _: (committed.append(len(host.segments)) or 0, "", "a")
+    work(host, Says(runs("one", "two", "three"), DONE), Toolset())
+    assert committed == [4, 5, 6]
+
+
+def test_a_reply_to_what_was_not_committed_is_dropped() -> None:
+    """Its cost is on record, and the model is asked again about what was committed; no other reply is lost."""
+    host = Told(task(), lambda _: (0, "made", "a"))
+    host.keep = not_kept
+    model = Says(runs("make"), Reply(text="It is made.", **PAID), Reply(text="It is not."))
+    assert work(host, model, Toolset()) == Finished(text="It is not.")
+    committed = [segment[0].event.type for segment in host.segments[3:]]
+    assert committed == ["replied", "observed", "unrecorded", "replied"]
+    assert host.events(Unrecorded)[0].cost_microusd == 9
+    assert host.events(Unrecorded)[0].tokens == 34
+    outputs = [last_results(request)[0]["output"] for request in model.asked[1:]]
+    assert outputs == ["made", "rolled back"]
+    assert (model.asked[1].step, model.asked[1].reply_index) == (model.asked[2].step, model.asked[2].reply_index)
+
+
+def test_a_providers_refusal_of_what_was_not_committed_decides_nothing() -> None:
+    """The request is gone with what it showed, so is the failure."""
+    host = Told(task())
+    host.keep = not_kept
+    model = Says(runs("make"), ProviderFault("bad_request", "too strange"), DONE)
+    assert work(host, model, Toolset()) == Finished(text=DONE.text)
+
+
+def test_a_stop_is_judged_on_what_was_committed() -> None:
+    """Eight failures in a row were shown; what the last one became is counted, not what it seemed to be."""
+    numbers = iter(range(100))
+    host = Told(task(), lambda _: (1, f"error {next(numbers)}", "a"))
+
+    def kept(observed: Observed) -> Observed:
+        ok = observed.observation.model_copy(update={"status": "ok", "exit_code": 0})
+        return observed if len(host.ran) < 8 else observed.model_copy(update={"observation": ok})
+
+    host.keep = kept
+    assert work(host, Says(*[runs("make")] * 8, DONE), Toolset()) == Finished(text=DONE.text)
+
+
+def test_a_report_names_the_files_of_a_call_that_was_just_shown() -> None:
+    """The files come with the snapshot: the report waits for it."""
+    host = Told(task(steps=1))
+    host.keep = lambda observed: observed.model_copy(update={"files": ("made.py",)})
+    outcome = work(host, Says(runs("make")), Toolset())
+    assert isinstance(outcome, Finished)
+    assert "- made.py" in outcome.text
+
+
+def test_commands_end_with_all_committed() -> None:
+    """What comes after them starts from the journal."""
+    host = Told(task(("fix",)))
+    assert work(host, Says(runs("fix")), Toolset(), phase="commands") is None
+    assert isinstance(host.segments[-1][0].event, Observed)
+
+
+@pytest.mark.parametrize(("fault", "paid"), [(EngineFault, 9), (RuntimeError, 9), (FencedFault, 0), (StoreFault, 0)])
+def test_a_fault_behind_the_models_back_comes_out_after_its_reply(fault: type[Exception], paid: int) -> None:
+    """The paid reply is on record where the journal is still ours, and the call is pending again."""
+    host = Told(task())
+
+    def breaks(observed: Observed) -> Observed:
+        raise fault("broken")
+
+    host.keep = breaks
+    with pytest.raises(fault):
+        work(host, Says(runs("make", cost_microusd=0), Reply(text="It is made.", **PAID)), Toolset())
+    assert (host.run.cost_microusd, len(host.run.pending), host.told()) == (paid, 1, [])
+
+
+def test_a_question_is_bound_to_the_committed_workspace() -> None:
+    """A person approves an act on the workspace as it was kept, not as it was a call before."""
+    trees = iter("ab")
+    host = Told(task(), lambda _: (0, "", next(trees)))
+    work(host, Says(runs("one"), runs("two", "terraform destroy")), Toolset())
+    asked = host.events(Asked)[0]
+    call = ToolCall(id="call_2_2", name="run_command", arguments='{"command": "terraform destroy"}')
+    assert asked.binding == digest(canonical([call.name, call.arguments, "b" * 64]))
 
 
 # Limits
