@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -372,6 +373,19 @@ def test_a_bug_of_ours_gives_the_run_back(night: Night) -> None:
     assert yielded.type == "yielded"
     assert yielded.failure is not None
     assert "ZeroDivisionError" in yielded.failure.detail
+
+
+def test_a_full_disk_is_named(night: Night) -> None:
+    """A worker without room on its own disk gives the run back with that reason."""
+    journal = night.submit()
+
+    def full(task: Task) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert night.work(open_model=full) == "yielded"
+    yielded = [record.event for record, _ in journal.read()][-1]
+    assert yielded.type == "yielded"
+    assert str(yielded.failure) == "infra/disk"
 
 
 def test_an_attempt_that_lost_its_lease_writes_nothing(night: Night) -> None:

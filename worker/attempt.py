@@ -4,6 +4,7 @@ Composes; refuses to hold rules of its own beyond what happens when a stage fail
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Sequence
@@ -141,9 +142,10 @@ class _Attempt:
             except FencedFault:
                 raise
             except Exception as error:
+                full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
                 # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
-                LOG.exception("internal_error")
-                return self._infra("worker_lost", error)
+                LOG.exception("disk_full" if full else "internal_error")
+                return self._infra("disk" if full else "worker_lost", error)
 
     def _stages(self, *, unsettled: bool) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
@@ -301,9 +303,9 @@ class _Attempt:
             return "yielded"
         raise FencedFault(f"stopped: {why}")
 
-    def _infra(self, reason: Literal["engine", "keeper", "worker_lost"], error: Exception) -> str:
+    def _infra(self, reason: Literal["engine", "keeper", "disk", "worker_lost"], error: Exception) -> str:
         """An infra fault gives the run back for a while; the third in a row without a step ends it."""
-        detail = str(error) if isinstance(error, Fault) else f"internal error: {error!r}"
+        detail = str(error) if isinstance(error, Fault | OSError) else f"internal error: {error!r}"
         failure = Failure(cls="infra", reason=reason, detail=detail)
         faults = self.ledger.run.infra_yields + 1
         if faults >= INFRA_LAST:
