@@ -23,7 +23,7 @@ Count = Annotated[int, Field(gt=0)]
 
 
 class Limits(Frozen):
-    """Every bound of one run. Defaults are the table of limits in ARCHITECTURE.md; None means no bound."""
+    """Every bound of one run, explained in README.md; the defaults are the plan's. cost_usd None means no bound."""
 
     steps: Count = 100
     tokens: Count = 2_000_000
