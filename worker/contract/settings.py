@@ -24,8 +24,8 @@ class Settings(BaseSettings):
 
     archive: `file:///...` or `s3://bucket/prefix`. redis_url: None means the embedded server.
     docker_url: None means the default socket; Docker's own DOCKER_HOST is read where ours is not set.
-    state_dir: sockets, spools and the embedded server's files, none of it truth; and the archive, where `archive` names
-    no other place.
+    state_dir: sockets, spools and the embedded server's files, none of it truth; and the archive, where `archive`
+    names no other place.
     """
 
     model_config = SettingsConfigDict(
