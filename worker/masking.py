@@ -1,4 +1,4 @@
-"""Owns masking a spooled output before it is stored or shown. Refuses to hold a whole output in memory."""
+"""Owns masking a spooled output before it is stored or shown. Refuses to hold a large output in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ COPY_BYTES: Final = 2**20
 
 
 def mask_file(path: Path, redactor: Redactor) -> int:
-    """Replace the file by its masked self; returns its size in bytes."""
+    """Mask the file in its place; returns its size in bytes."""
+    if path.stat().st_size <= COPY_BYTES:
+        # Most outputs: not written again where nothing is masked, since a rename may wait for the disk.
+        data = path.read_bytes()
+        clean = redactor.data(data)
+        if clean != data:
+            path.write_bytes(clean)
+        return len(clean)
     masked = path.with_suffix(".masked")
     stream = redactor.stream()
     try:
