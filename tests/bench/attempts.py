@@ -60,10 +60,12 @@ class Paced:
 
 @dataclass(frozen=True)
 class Played:
-    """Of each call, ms: calls from its reply being committed to the next request being ready; steps from one reply to
-    the next request, which has the commits too. whole_s: from the first request to the end."""
+    """Of each call, ms: calls from its reply being committed to the next request being ready; ours the part of it
+    that is not the conversation with its container; steps from one reply to the next request, which has the commits
+    too. whole_s: from the first request to the end."""
 
     calls: list[float]
+    ours: list[float]
     steps: list[float]
     whole_s: float
 
@@ -85,8 +87,10 @@ def play(hosts: Hosts, run: str, steps: Steps, model_s: float) -> Played:
         if observation.exit_code != step["exit_code"] or step["expect"] not in observation.output:
             raise SystemExit(f"step {step['n']} went wrong: {observation}")
     asked = model.asked[1:]
+    calls = [1000 * (end - start) for start, end in zip(host.replied, asked, strict=False)]
     return Played(
-        calls=[1000 * (end - start) for start, end in zip(host.replied, asked, strict=False)],
+        calls=calls,
+        ours=[wall - observation.duration_ms for wall, observation in zip(calls, seen, strict=True)],
         steps=[1000 * (end - start) for start, end in zip(model.answered, asked, strict=False)],
         whole_s=whole_s,
     )
@@ -117,6 +121,7 @@ def measure_scenario(
         "overhead_median_ms": statistics.median(calls),
         "overhead_p90_ms": p90(calls),
         "overhead_max_ms": calls[-1],
+        "ours_median_ms": statistics.median(own for one in played for own in one.ours),
         "step_overhead_median_ms": statistics.median(whole),
         "step_overhead_p90_ms": p90(whole),
         "run_s": statistics.median(one.whole_s for one in played),
