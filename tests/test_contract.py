@@ -232,6 +232,15 @@ def test_what_was_spent_is_never_unspent(events: list[Event]) -> None:
         run = after
 
 
+@pytest.mark.parametrize("left", [None, Yielded(why="drain"), Parked(waiting="approval")])
+def test_working_time_leaves_out_the_time_before_a_claim(left: Event | None) -> None:
+    """A second passes between any two events here. An attempt that died at its claim or gave the run back worked until
+    its last event; hours in which every worker was away count for nothing."""
+    died = [Submitted(by="ann"), Claimed(worker="w", engine="e", lane="batch"), *([left] if left else [])]
+    lines = chained([*died, Claimed(worker="w", engine="e", lane="batch"), Finished(text="done")])
+    assert fold(lines).working_s == (2 if left else 1)
+
+
 @given(HISTORIES)
 def test_pending_calls_are_the_last_reply_less_what_was_observed(events: list[Event]) -> None:
     """Takeover runs exactly the calls of the last complete reply that have no committed result."""

@@ -108,7 +108,8 @@ class Run(Frozen):
     def after(self, record: Record, line_hash: str) -> Run:
         """The run after one more record. line_hash: SHA-256 of that record's line."""
         run = self._with(last_seq=record.seq, last_hash=line_hash, updated_at=record.at, id=record.run)
-        if run.attempt is not None and self.updated_at and self.status == "running":
+        if self.status == "running" and not isinstance(record.event, Claimed):
+            # Up to the next claim nobody worked: the attempt before had died.
             run = run._with(working_s=run.working_s + _elapsed_s(self.updated_at, record.at))
         return run._apply(record)
 
