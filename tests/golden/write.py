@@ -11,7 +11,7 @@ from typing import Final
 from worker.contract import events as e
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.events import JOURNAL_VERSION, Record, canonical, digest
-from worker.contract.task import Check, Environment, Frozen, Limits, Repo, Task
+from worker.contract.task import Check, Environment, ForkPoint, Frozen, Limits, Repo, Task
 from worker.store.inbox import Message
 
 RUN: Final = "r1"
@@ -32,6 +32,8 @@ TASK = Task(
     script="replies: []\n",
     checks=(Check(name="tests", command="node --test"),),
     limits=Limits(steps=7, cost_usd=None, working_time_s=600.5),
+    without_tools=("run_command",),
+    fork=ForkPoint(run="r0", step=2, seq=3, hash=SHA[5], message="go on"),
 )
 
 USAGE = e.Usage(input_tokens=1, cache_read_tokens=2, cache_write_tokens=3, output_tokens=4)
@@ -73,6 +75,7 @@ EVENTS: Final[list[e.Event]] = [
         image="i",
         reused=True,
         duration_ms=9,
+        snapshot=SNAPSHOT,
     ),
     e.Replied(step=1, phase="model", reply=REPLY, context_tokens=321, duration_ms=500),
     e.Called(call_id="c1"),
@@ -105,7 +108,12 @@ EVENTS: Final[list[e.Event]] = [
         duration_ms=70,
     ),
     e.Sealed(
-        outcome="failed", verdict="still_failing", failure=FAILURE, artifacts={"patch.diff": SHA[2]}, detail="limit"
+        outcome="failed",
+        verdict="still_failing",
+        failure=FAILURE,
+        artifacts={"patch.diff": SHA[2]},
+        detail="limit",
+        damaged=14,
     ),
 ]
 

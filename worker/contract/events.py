@@ -152,6 +152,9 @@ class PlanItem(Frozen):
 
 
 class Submitted(Frozen):
+    """The first line of a journal. A fork names its parent, the segment it was forked at and that line's hash; what
+    stands after it in segment 0 was copied from the parent (see fork.py)."""
+
     type: Literal["submitted"] = "submitted"
     by: str
     parent: str | None = None
@@ -173,7 +176,8 @@ class Claimed(Frozen):
 
 
 class Prepared(Frozen):
-    """environment: digest of env.json; takeover, verdict and fork use digests, never the key."""
+    """environment: digest of env.json; takeover, verdict and fork use digests, never the key. snapshot: the level 0
+    of its own that a fork begins with; None for a run that starts from the environment's."""
 
     type: Literal["prepared"] = "prepared"
     environment_key: str
@@ -183,6 +187,7 @@ class Prepared(Frozen):
     image: str
     reused: bool
     duration_ms: int = 0
+    snapshot: SnapshotRef | None = None
 
 
 class Replied(Frozen):
@@ -301,7 +306,11 @@ class Verdict(Frozen):
 
 
 class Sealed(Frozen):
-    """The end of a run, written once. artifacts: name -> digest under the run's blobs."""
+    """The end of a run, written once. artifacts: name -> digest under the run's blobs.
+
+    damaged: number of the first segment that cannot be read, None for a sound journal. Such a seal follows the last
+    sound line in the chain and the last segment in number: what lies between is neither read nor hidden.
+    """
 
     type: Literal["sealed"] = "sealed"
     outcome: OutcomeName
@@ -309,6 +318,7 @@ class Sealed(Frozen):
     failure: Failure | None = None
     artifacts: dict[str, Digest] = {}
     detail: str = ""
+    damaged: int | None = None
 
 
 Event = Annotated[

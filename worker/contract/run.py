@@ -53,6 +53,9 @@ class Run(Frozen):
     chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
     working_s: time spent under claims, waiting excluded.
+
+    A fork carries on its parent's counts: steps, tokens and cost are the conversation's. inherited_steps,
+    inherited_cost_microusd: the parent's part of them. snapshots_of: the run that stored `chain`, "" for this one.
     """
 
     id: str = ""
@@ -60,6 +63,9 @@ class Run(Frozen):
     last_hash: str = ""
     submitted_by: str = ""
     submitted_at: str = ""
+    parent: str = ""
+    inherited_steps: int = 0
+    inherited_cost_microusd: int = 0
     updated_at: str = ""
     status: Status = "queued"
     turn: Turn = "prepare"
@@ -86,6 +92,7 @@ class Run(Frozen):
     context_tokens: int = 0
     pending: tuple[ToolCall, ...] = ()
     chain: tuple[SnapshotRef, ...] = ()
+    snapshots_of: str = ""
     snapshot: SnapshotRef | None = None
     plan: tuple[PlanItem, ...] = ()
     files: tuple[str, ...] = ()
@@ -105,13 +112,29 @@ class Run(Frozen):
         """False when a reply had no price: totals then say 'at least'."""
         return self.unpriced_replies == 0
 
+    @property
+    def spent_microusd(self) -> int:
+        """What this run itself cost: a fork's parent paid for what was copied."""
+        return self.cost_microusd - self.inherited_cost_microusd
+
     def after(self, record: Record, line_hash: str) -> Run:
         """The run after one more record. line_hash: SHA-256 of that record's line."""
         run = self._with(last_seq=record.seq, last_hash=line_hash, updated_at=record.at, id=record.run)
         if self.status == "running" and not isinstance(record.event, Claimed):
             # Up to the next claim nobody worked: the attempt before had died.
             run = run._with(working_s=run.working_s + _elapsed_s(self.updated_at, record.at))
-        return run._apply(record)
+        run = run._apply(record)
+        return run._inherited() if record.seq == 0 else run
+
+    def _inherited(self) -> Run:
+        """Segment 0 holds no event of this run but `submitted`: the rest is a parent's, and so are its snapshots and
+        the numbers of the messages it read."""
+        return self._with(
+            inherited_steps=self.steps,
+            inherited_cost_microusd=self.cost_microusd,
+            snapshots_of=self.parent,
+            inbox_seen=0,
+        )
 
     def _with(self, **changes: object) -> Run:
         return self.model_copy(update=changes)
@@ -120,7 +143,7 @@ class Run(Frozen):
         event = record.event
         match event:
             case Submitted():
-                return self._with(submitted_by=event.by, submitted_at=record.at)
+                return self._with(submitted_by=event.by, submitted_at=record.at, parent=event.parent or "")
             case Claimed():
                 return self._with(
                     status="running",
@@ -133,7 +156,10 @@ class Run(Frozen):
                     not_before=None,
                 )
             case Prepared():
-                return self._with(prepared=event, turn="model" if self.turn == "prepare" else self.turn)
+                run = self._with(prepared=event, turn="model" if self.turn == "prepare" else self.turn)
+                if event.snapshot is not None:
+                    run = run._with(chain=(event.snapshot,), snapshot=event.snapshot, snapshots_of="")
+                return run
             case Replied():
                 return self._replied(event)
             case Observed():

@@ -110,12 +110,26 @@ class Check(Frozen):
     command: str
 
 
+class ForkPoint(Frozen):
+    """Where a fork begins: after `step` of `run`, whose line with this hash stands in segment `seq`.
+
+    message: what a person says to the model there, "" for nothing.
+    """
+
+    run: str
+    step: Annotated[int, Field(ge=0)]
+    seq: Annotated[int, Field(ge=0)]
+    hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    message: str = ""
+
+
 class Task(Frozen):
     """What is asked of one repository.
 
     run: id of the run this task belongs to. ordinal: 0 for the first run of a target, retries count on.
     commands: plain shell commands run before any model. model: `none`, `scripted:NAME`, `replay:RUN`,
-    `anthropic/NAME`, `openai/NAME`. script: text of the script when model is scripted.
+    `anthropic/NAME`, `openai/NAME`. script: text of the script when model is scripted. without_tools: names of tools
+    that the model is not offered. fork: where it begins, None for the start commit.
     """
 
     v: Literal[1] = TASK_VERSION
@@ -132,6 +146,8 @@ class Task(Frozen):
     script: str | None = None
     checks: tuple[Check, ...] = ()
     limits: Limits = Limits()
+    without_tools: tuple[str, ...] = ()
+    fork: ForkPoint | None = None
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:

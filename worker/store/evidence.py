@@ -2,48 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from worker.contract.environment import PreparedEnvironment
 from worker.contract.errors import IntegrityFault, NotFoundFault
-from worker.contract.events import CheckResult, Event, FedBack, Observed, Prepared, Sealed, Verdict, digest
+from worker.contract.events import (
+    CheckResult,
+    Event,
+    FedBack,
+    Observed,
+    Prepared,
+    Record,
+    Sealed,
+    SnapshotRef,
+    Submitted,
+    Verdict,
+    digest,
+)
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.content import content_chunks, get_content
 
 
-def evidence_problems(archive: Archive, run: str, events: Iterable[Event]) -> list[str]:
+@dataclass
+class Tally:
+    """What was looked at, over one run or several. tails: run -> number of its last segment, hash of its last line.
+    said: key of an object -> what is wrong with it, "" for nothing: what runs share is read once."""
+
+    segments: int = 0
+    records: int = 0
+    bytes: int = 0
+    tails: dict[str, tuple[int, str]] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+
+
+def evidence_problems(archive: Archive, run: str, records: Sequence[Record], tally: Tally) -> list[str]:
     """One line for each object that an event names and that is missing or does not have its digest.
 
     Reads everything once, in bounded memory. Raises StoreFault only.
     """
     environment = ""
     found: dict[str, None] = {}
-    for event in events:
+    parent = next((event for record in records if isinstance(event := record.event, Submitted)), None)
+    if parent is not None and parent.parent is not None:
+        found |= dict.fromkeys(_parent_problems(archive, parent))
+    for record in records:
+        event = record.event
+        holder = run
+        if record.seq == 0 and parent is not None and parent.parent is not None:
+            holder = parent.parent  # what was copied names the parent's objects
         if isinstance(event, Prepared):
             environment = event.environment_key
-            found |= dict.fromkeys(_environment_problems(archive, event))
-        for key, name in _named(run, environment, event):
-            try:
-                for _ in content_chunks(archive, key, name):
-                    pass
-            except (IntegrityFault, NotFoundFault) as fault:
-                found[fault.message] = None
+            found |= dict.fromkeys(_environment_problems(archive, event, tally))
+        for key, name in named(holder, environment, event):
+            if said := _object_problem(archive, key, name, tally):
+                found[said] = None
     return list(found)
 
 
-def _named(run: str, environment: str, event: Event) -> Iterator[tuple[str, str]]:
-    """Key and digest of what an event names; a baseline's blobs lie beside its environment."""
+def named(run: str, environment: str, event: Event) -> Iterator[tuple[str, str]]:
+    """Key and digest of what an event of that run names; a baseline's blobs lie beside its environment."""
 
     def of_checks(checks: Iterable[CheckResult]) -> Iterator[str]:
         return (check.blob for check in checks if check.blob is not None)
 
+    def of_snapshot(snapshot: SnapshotRef | None) -> Iterator[tuple[str, str]]:
+        if snapshot is not None and snapshot.object is not None:
+            yield keys.snapshot(run, snapshot.object), snapshot.object
+
     match event:
+        case Prepared(snapshot=snapshot):
+            yield from of_snapshot(snapshot)
         case Observed(observation=observation, snapshot=snapshot):
             if observation.blob is not None:
                 yield keys.blob(run, observation.blob), observation.blob
-            if snapshot is not None and snapshot.object is not None:
-                yield keys.snapshot(run, snapshot.object), snapshot.object
+            yield from of_snapshot(snapshot)
         case FedBack(checks=checks):
             yield from ((keys.blob(run, name), name) for name in of_checks(checks))
         case Verdict(checks=checks, baseline=baseline, patch=patch):
@@ -57,15 +91,42 @@ def _named(run: str, environment: str, event: Event) -> Iterator[tuple[str, str]
             pass
 
 
-def _environment_problems(archive: Archive, event: Prepared) -> Iterator[str]:
-    """Of env.json, its level 0 and the baseline: a baseline's file is named by its checks, so any may be the one."""
+def _object_problem(archive: Archive, key: str, name: str, tally: Tally) -> str:
+    """What is wrong with an object named by its digest, "" for nothing."""
+    if key not in tally.said:
+        try:
+            for chunk in content_chunks(archive, key, name):
+                tally.bytes += len(chunk)
+            tally.said[key] = ""
+        except (IntegrityFault, NotFoundFault) as fault:
+            tally.said[key] = fault.message
+    return tally.said[key]
+
+
+def _parent_problems(archive: Archive, event: Submitted) -> Iterator[str]:
+    key = keys.segment(event.parent or "", event.parent_seq or 0)
+    try:
+        lines = archive.get(key).split(b"\n")
+    except NotFoundFault as fault:
+        yield fault.message
+        return
+    if not any(digest(line) == event.parent_hash for line in lines):
+        yield f"{key} does not hold the line that this fork names"
+
+
+def _environment_problems(archive: Archive, event: Prepared, tally: Tally) -> Iterator[str]:
+    """Of env.json, its level 0, its image and the baseline: a baseline's file is named by its checks, so any may be
+    the one."""
     key = keys.environment(event.environment_key)
     try:
         stored = PreparedEnvironment.model_validate_json(get_content(archive, key, event.environment))
-        for _ in content_chunks(archive, keys.environment_blob(stored.key, stored.snapshot), stored.snapshot):
-            pass
     except (IntegrityFault, NotFoundFault) as fault:
         yield fault.message
+    else:
+        parts = [(keys.environment_blob(stored.key, stored.snapshot), stored.snapshot)]
+        if stored.stored_image is not None:
+            parts.append((keys.image(stored.image, stored.stored_image), stored.stored_image))
+        yield from (said for part in parts if (said := _object_problem(archive, *part, tally)))
     folder = keys.baseline_folder(event.environment_key)
     if event.baseline is not None and not any(
         digest(archive.get(one)) == event.baseline for one in archive.list(folder)

@@ -20,17 +20,21 @@ from worker.contract.errors import ConflictFault, IntegrityFault, InvalidFault, 
 from worker.contract.events import (
     JOURNAL_VERSION,
     Event,
+    Failure,
     Record,
+    Sealed,
     Submitted,
     canonical,
     digest,
 )
+from worker.contract.fork import Line as Line
+from worker.contract.fork import inherited
 from worker.contract.run import Run, fold
 from worker.contract.task import TASK_VERSION, Task
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.content import content_chunks, get_content, put_content
-from worker.store.evidence import evidence_problems
+from worker.store.evidence import Tally, evidence_problems
 
 READERS = 8
 """Segments fetched at the same time, which hides an object store's round trips."""
@@ -41,8 +45,8 @@ READ_AHEAD = 64
 SEGMENT_BYTES = 64 * 2**20
 """Largest segment: texts and arguments only, outputs are blobs. What could not be read is not written."""
 
-Line = tuple[Record, str]
-"""A record and the SHA-256 of its line."""
+RECORD_BYTES = 600
+"""What a record adds to its event, at most."""
 
 
 class AppendConflict(ConflictFault):
@@ -68,16 +72,21 @@ class Journal:
     def submit(self, task: Task, by: str, at: str) -> bool:
         """Write task.json, the open marker and segment 0, or what of them is missing; True when segment 0 is ours.
 
-        Raises ConflictFault when another task stands under this run id.
+        Segment 0 of a fork is made of the parent's journal, which is read before anything is written. Raises
+        ConflictFault when another task stands under this run id, InvalidFault when the copy is over SEGMENT_BYTES.
         """
         data = canonical(task.model_dump(mode="json"))
+        opening: list[Event] = [Submitted(by=by)]
+        if task.fork is not None:
+            opening = inherited(Journal(self._archive, task.fork.run).read(), task.fork, by)
+            _within(sum(len(canonical(event.model_dump(mode="json"))) + RECORD_BYTES for event in opening), 0)
         if not self._archive.create(keys.task(self.run), data) and self._task_bytes() != data:
             raise ConflictFault(f"run {self.run} exists already with another task", hint="submit under another key")
         if self._archive.size(keys.segment(self.run, 0)) is not None:
             return False  # the marker came before segment 0, and may be gone because the run is sealed
         self._archive.create(keys.open_marker(self.run), b"")
         try:
-            self.append(Run(id=self.run), [Submitted(by=by)], attempt=None, at=at)
+            self.append(Run(id=self.run), opening, attempt=None, at=at)
         except AppendConflict:
             return False
         return True
@@ -94,16 +103,25 @@ class Journal:
     def read(self, after: int = -1, *, prev: str | None = None) -> Iterator[Line]:
         """The records of all segments numbered above `after`, oldest first, each proven to continue the chain.
 
-        prev: hash of the last line of segment `after`, when the caller knows it (a folded Run does).
+        prev: hash of the last line of segment `after`, when the caller knows it (a folded Run does). A segment that
+        cannot be read raises IntegrityFault, unless the journal ends with the seal that names it: then that is next.
         """
         if prev is None:
             prev = digest(self._task_bytes()) if after < 0 else self._segment(after, None)[-1][1]
         seq = after
         for key, data in self._segments(after):
             seq += 1
-            if key != keys.segment(self.run, seq):
-                raise IntegrityFault(f"{keys.segment(self.run, seq)} is missing, {key} comes instead")
-            for line in _parse(key, data, self.run, seq, prev):
+            try:
+                if key != keys.segment(self.run, seq):
+                    raise IntegrityFault(f"{keys.segment(self.run, seq)} is missing, {key} comes instead")
+                lines = _parse(key, data, self.run, seq, prev)
+            except IntegrityFault:
+                seal = self._seal_over(seq, prev)
+                if seal is None:
+                    raise
+                yield seal
+                return
+            for line in lines:
                 prev = line[1]
                 yield line
 
@@ -130,7 +148,13 @@ class Journal:
         """
         if run.sealed is not None:
             raise ConflictFault(f"run {self.run} is sealed")
-        seq, nonce = run.last_seq + 1, nonce or secrets.token_hex(16)
+        nonce = nonce or secrets.token_hex(16)
+        return self._write_at(run.last_seq + 1, run, events, attempt=attempt, at=at, nonce=nonce)
+
+    def _write_at(
+        self, seq: int, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str
+    ) -> list[Line]:
+        """Commit events as segment `seq`, chained to the run's last line."""
         first = prev = run.last_hash or digest(self._task_bytes())
         lines: list[Line] = []
         data = b""
@@ -140,13 +164,36 @@ class Journal:
             prev = digest(line)
             data += line + b"\n"
             lines.append((record, prev))
-        if len(data) > SEGMENT_BYTES:
-            raise InvalidFault(f"segment {seq} would have {len(data)} bytes, over {SEGMENT_BYTES}")
+        _within(len(data), seq)
         if not self._archive.create(keys.segment(self.run, seq), data):
             lines = self._segment(seq, first)
             if lines[0][0].nonce != nonce:
                 raise AppendConflict(self.run, seq, tuple(lines))
         return lines
+
+    def seal_damaged(self, at: str) -> Run | None:
+        """End a run whose journal cannot be read on, as failed with infra/store: the seal goes to the next free
+        number and names the first segment that is not sound. None when there is nothing to end: all can be read, the
+        run was sealed before the damage, or somebody else wrote that number. at: UTC, ISO 8601."""
+        run = Run(id=self.run)
+        try:
+            for line in self.read():
+                run = run.after(*line)
+            return None
+        except IntegrityFault as fault:
+            detail = fault.message
+        last = max(keys.segment_seq(key) for key in self._archive.list(keys.journal(self.run)))
+        try:
+            if any(isinstance(record.event, Sealed) for record, _ in self._segment(last, None)):
+                return None
+        except IntegrityFault:
+            pass  # the newest is the damaged one
+        failure = Failure(cls="infra", reason="store", detail=detail)
+        seal = Sealed(outcome="failed", failure=failure, damaged=run.last_seq + 1)
+        try:
+            return fold(self._write_at(last + 1, run, [seal], attempt=None, at=at, nonce=secrets.token_hex(16)), run)
+        except ConflictFault:
+            return None
 
     def put_blob(self, data: bytes | Path) -> str:
         """Store bytes or a file under their digest, and return it. Storing them again changes nothing."""
@@ -164,14 +211,17 @@ class Journal:
         """A snapshot's archive in chunks; a wrong digest shows at the end (see content_chunks)."""
         return content_chunks(self._archive, keys.snapshot(self.run, name), name)
 
-    def verify(self) -> list[str]:
+    def verify(self, tally: Tally | None = None) -> list[str]:
         """Recompute the chain and every digest its events name; one line for each problem, empty when all is sound.
 
-        Goes on after a problem. Raises StoreFault only, and NotFoundFault when there is no such run.
+        Goes on after a problem. tally: counts what was looked at, and is to be given again for other runs of the same
+        archive. Raises StoreFault only, and NotFoundFault when there is no such run.
         """
+        tally = tally or Tally()
+        marked = self._archive.size(keys.open_marker(self.run)) is not None
         prev: str | None = digest(self._task_bytes())
         problems: list[str] = []
-        events: list[Event] = []
+        records: list[Record] = []
         seq = -1
         for key, data in self._segments(-1):
             seq += 1
@@ -181,11 +231,29 @@ class Journal:
                     seq, prev = keys.segment_seq(key), None
                 for record, line_hash in _parse(key, data, self.run, seq, prev):
                     prev = line_hash
-                    events.append(record.event)
+                    records.append(record)
             except (IntegrityFault, VersionFault) as fault:
                 problems.append(fault.message)
                 prev = None
-        return problems + evidence_problems(self._archive, self.run, events)
+            tally.segments += 1
+        tally.records += len(records)
+        tally.tails[self.run] = (seq, prev or "")
+        if not problems and not marked and not (records and isinstance(records[-1].event, Sealed)):
+            marker = keys.open_marker(self.run)
+            problems.append(f"{keys.segment(self.run, seq)} is the last and no seal, but {marker} is gone")
+        return problems + evidence_problems(self._archive, self.run, records, tally)
+
+    def _seal_over(self, damaged: int, prev: str) -> Line | None:
+        """The journal's last line when it is the seal of a run that could not be read from segment `damaged` on."""
+        last = max(self._archive.list(keys.journal(self.run)))
+        if (seq := keys.segment_seq(last)) <= damaged:
+            return None
+        try:
+            line = self._segment(seq, prev)[-1]
+        except IntegrityFault:
+            return None
+        event = line[0].event
+        return line if isinstance(event, Sealed) and event.damaged == damaged else None
 
     def _task_bytes(self) -> bytes:
         try:
@@ -233,6 +301,11 @@ def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[
         prev = digest(text)
         lines.append((record, prev))
     return lines
+
+
+def _within(size: int, seq: int) -> None:
+    if size > SEGMENT_BYTES:
+        raise InvalidFault(f"segment {seq} would have {size} bytes, over {SEGMENT_BYTES}")
 
 
 def _refuse_newer(data: bytes, known: int, where: str) -> None:

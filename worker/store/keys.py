@@ -118,8 +118,13 @@ def baseline_folder(key: str) -> str:
     return f"environments/{key}/baselines/"
 
 
-def image(image_id: str) -> str:
-    return f"images/{image_id}.tar"
+def image_folder(image_id: str) -> str:
+    """Of an engine's image id, `sha256:<hex>` or hex alone."""
+    return f"images/{image_id.removeprefix('sha256:')}/"
+
+
+def image(image_id: str, digest: str) -> str:
+    return f"{image_folder(image_id)}{digest}"
 
 
 def source(digest: str) -> str:
