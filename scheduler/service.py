@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
 from scheduler.tick import Scheduler
+from worker.contract.redact import redactor_from_env
 from worker.contract.settings import Settings
 from worker.store.archive import open_archive
 from worker.store.doorbell import celery_app, ring
@@ -14,10 +16,10 @@ from worker.store.hints import Hints
 
 def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT. settings.redis_url is set. Raises StoreFault for an archive that is not
-    create-only, HintsFault for a Redis that may throw keys away."""
+    create-only, HintsFault for a Redis that may throw keys away, UsageFault for a secret that cannot be masked."""
     from worker.store.logs import configure_logs
 
-    configure_logs()
+    configure_logs(mask=redactor_from_env(os.environ).text)
     archive = open_archive(settings.archive_url, settings)
     archive.probe()
     hints = Hints(str(settings.redis_url))

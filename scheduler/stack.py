@@ -198,7 +198,8 @@ class Stack:
         record = {"schema": STACK_SCHEMA, "pid": os.getpid()}
         record |= {"redis_url": self.settings.redis_url, "archive": self.settings.archive_url}
         staged = self._state / f"stack.json.{os.getpid()}"
-        staged.write_text(json.dumps(record))
+        with open(staged, "w", opener=_private) as file:
+            file.write(json.dumps(record))  # the address of Redis may hold a password
         staged.replace(self._state / "stack.json")
         stale = _offers(str(self.settings.redis_url))  # of workers that died a moment ago
         self._add("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
@@ -234,10 +235,10 @@ class Stack:
 
     def _log(self, name: str) -> IO[bytes]:
         path = self._state / "logs" / f"{name}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists() and path.stat().st_size > LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
-        return path.open("ab")
+        return open(path, "ab", opener=_private)
 
     def _await(self, ready: Callable[[], object], name: str) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -296,6 +297,11 @@ def _lock(file: IO[bytes], mode: int) -> bool:
     return True
 
 
+def _private(path: str, flags: int) -> int:
+    """Opens a file that only this user may read."""
+    return os.open(path, flags, 0o600)
+
+
 def _environment(settings: Settings) -> Mapping[str, str]:
     ours = {"DAWN_STATE_DIR": str(settings.state_dir), "DAWN_ARCHIVE": settings.archive_url}
     return {**os.environ, **ours, "DAWN_REDIS_URL": str(settings.redis_url)}
@@ -326,7 +332,7 @@ def _offers(url: str) -> set[str]:
 def _valkey(state: Path, socket: Path) -> list[str]:
     """The command that runs the embedded server: append-only, so that a restart loses at most a second of hints."""
     folder = state / "valkey"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     options = {
         "port": "0",

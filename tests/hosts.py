@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import Claimed, digest
+from worker.contract.redact import Redactor
 from worker.contract.settings import Settings
 from worker.contract.task import Environment, Limits, Repo, Task
 from worker.hosting import AttemptHost
 from worker.lease import Lease
 from worker.ledger import Ledger
 from worker.prepare import prepare
-from worker.redact import Redactor
 from worker.sandbox.protocol import Owner, Sandbox
 from worker.station import Station, utc_now
 from worker.store import keys

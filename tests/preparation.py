@@ -14,11 +14,11 @@ from sandboxes import Shell, owner
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import Verdict, digest
+from worker.contract.redact import Redactor
 from worker.contract.task import Check, Environment, Limits, Repo, Task
 from worker.environments import Prepared, restore_chain
 from worker.prepare import prepare
 from worker.publish import Patch, make_patch
-from worker.redact import Redactor
 from worker.sandbox.protocol import Sandbox
 from worker.sandbox.workspace import DockerWorkspace
 from worker.store import keys

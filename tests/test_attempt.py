@@ -16,13 +16,13 @@ from worker import attempt
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault, FencedFault
 from worker.contract.events import Claimed, Observed, Replied, Sealed, digest
+from worker.contract.redact import Redactor
 from worker.contract.script import parse_script
 from worker.contract.settings import Settings
 from worker.contract.task import Check, Environment, Limits, Repo, Task
 from worker.lease import Lease
 from worker.ledger import Ledger, masked
 from worker.models.scripted import ScriptedModel
-from worker.redact import Redactor
 from worker.sandbox.sandbox import DockerSandbox
 from worker.station import Station, utc_now
 from worker.store import keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import subprocess
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+import structlog
+from conftest import Server
 from runs_made import AT, claimed, ended, replied
 
 from scheduler.cli.main import run as dawn
@@ -352,6 +356,42 @@ def test_cancel_of_a_batch_reaches_every_run(archive: Archive, capsys: pytest.Ca
     batch = capsys.readouterr().out.strip()
     assert dawn(["cancel", batch]) == 0
     assert len(capsys.readouterr().out.split()) == 2
+
+
+def test_doctor_shows_no_password(
+    crashing_valkey: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The address of a Redis with a password is shown without it."""
+    address = str(crashing_valkey.folder / "valkey.sock")
+    with redis.Redis(unix_socket_path=address) as client:
+        client.config_set("requirepass", "hunter2")
+    monkeypatch.setenv("DAWN_REDIS_URL", f"unix://:hunter2@{address}")
+    dawn(["doctor"])
+    said = "".join(capsys.readouterr())
+    assert "unix://:***@" in said
+    assert "hunter2" not in said
+
+
+def test_the_schedulers_log_shows_no_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], redis_url: str
+) -> None:
+    """What a library quotes of an address or a key is masked in the scheduler's log as in a worker's."""
+
+    class Quotes:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self, stop: Any) -> None:
+            structlog.get_logger().warning("away: http://ann:hunter2-hunter2@host")
+
+    for name in ("handlers", "level"):
+        monkeypatch.setattr(logging.root, name, getattr(logging.root, name))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("scheduler.service.Scheduler", Quotes)
+    monkeypatch.setenv("DAWN_REDIS_URL", redis_url)
+    monkeypatch.setenv("DAWN_S3_ENDPOINT_URL", "http://ann:hunter2-hunter2@host")
+    assert dawn(["scheduler"]) == 0
+    structlog.reset_defaults()
+    assert "[secret DAWN_S3_ENDPOINT_URL]" in capsys.readouterr().err
 
 
 def test_an_archive_of_another_kind_is_usage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,8 +234,8 @@ def test_what_was_spent_is_never_unspent(events: list[Event]) -> None:
 
 @pytest.mark.parametrize("left", [None, Yielded(why="drain"), Parked(waiting="approval")])
 def test_working_time_leaves_out_the_time_before_a_claim(left: Event | None) -> None:
-    """A second passes between any two events here. An attempt that died at its claim or gave the run back worked until
-    its last event; hours in which every worker was away count for nothing."""
+    """A second passes between any two events here. An attempt that died or gave the run back worked until its last
+    event; hours in which every worker was away count for nothing."""
     died = [Submitted(by="ann"), Claimed(worker="w", engine="e", lane="batch"), *([left] if left else [])]
     lines = chained([*died, Claimed(worker="w", engine="e", lane="batch"), Finished(text="done")])
     assert fold(lines).working_s == (2 if left else 1)

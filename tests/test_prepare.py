@@ -14,9 +14,9 @@ from repositories import commit_all, git, tar_of
 
 from worker import prepare as prepare_module
 from worker.contract.errors import EnvironmentFault
+from worker.contract.redact import Redactor
 from worker.contract.task import Repo
 from worker.environments import find, recorded
-from worker.redact import Redactor
 
 pytestmark = pytest.mark.docker
 

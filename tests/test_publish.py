@@ -9,10 +9,10 @@ from preparation import Bench
 from repositories import commit_all
 
 from worker.contract.events import CheckResult, Failure, Finished, PatchStat, Verdict
+from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Check, Repo, Task
 from worker.publish import NO_PATCH, Patch, artifacts, summary
-from worker.redact import Redactor
 
 DIFFICULT = r"""
 printf '\0\1\3' >b.bin

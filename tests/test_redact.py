@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.contract.errors import UsageFault
-from worker.redact import Redactor, redactor_from_env
+from worker.contract.redact import Redactor, redactor_from_env, without_passwords
 
 TOKEN = 'tok/+ en"ß\\42'
 LINES = [base64.b64encode(bytes(range(n, n + 48))).decode() for n in range(0, 96, 48)]
@@ -144,3 +144,17 @@ def test_a_secret_that_is_not_utf8_is_masked_as_its_bytes() -> None:
     """The environment may hold any bytes; Python keeps them as surrogates."""
     redactor = redactor_from_env({"DAWN_SECRET_RAW": "caf\udce9-secret"})
     assert redactor.data(b"a caf\xe9-secret b") == b"a [secret RAW] b"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("redis://:s3cret@host:6379/0", "redis://:***@host:6379/0"),
+        ("could not reach http://ann:p@ss:w@host/x now", "could not reach http://ann:***@host/x now"),
+        ("unix:///run/valkey.sock?db=0&password=s3cret&x=1", "unix:///run/valkey.sock?db=0&password=***&x=1"),
+        ("http://host:6379/a:b@c and s3://bucket/x", "http://host:6379/a:b@c and s3://bucket/x"),
+    ],
+)
+def test_passwords_of_addresses_are_not_shown(address: str, shown: str) -> None:
+    """However short a password is, an address is shown without it and otherwise as it is."""
+    assert without_passwords(address) == shown

@@ -95,6 +95,13 @@ def test_a_stack_comes_up_and_goes(tmp_path: Path) -> None:
     assert running(up.settings) is None
 
 
+def test_what_a_stack_writes_is_the_users_alone(tmp_path: Path) -> None:
+    """The address of Redis in stack.json may hold a password, and logs hold what repositories said."""
+    with stack(tmp_path):
+        written = [tmp_path / "stack.json", *(tmp_path / "logs").iterdir()]
+        assert [path for path in written if path.stat().st_mode & 0o077] == []
+
+
 def test_two_stacks_on_two_folders_do_not_clash(tmp_path: Path) -> None:
     """Each has its own Redis and its own workers."""
     with stack(tmp_path / "a") as first, stack(tmp_path / "b") as second:

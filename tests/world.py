@@ -25,13 +25,13 @@ from worker import tasks
 from worker.contract.cancel import Cancel
 from worker.contract.errors import ConflictFault, EngineFault, HintsFault, KeeperFault, StoreFault
 from worker.contract.events import Reply, canonical, digest
+from worker.contract.redact import Redactor
 from worker.contract.script import parse_script
 from worker.contract.settings import Settings
 from worker.contract.task import Check, Environment, Limits, Repo, Task
 from worker.janitor import Janitor
 from worker.models.protocol import Model, ModelRequest
 from worker.models.scripted import ScriptedModel
-from worker.redact import Redactor
 from worker.sandbox.protocol import Owner
 from worker.slots import Slots
 from worker.station import Station

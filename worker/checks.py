@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import CheckResult, Digest
+from worker.contract.redact import Redactor
 from worker.contract.task import Check, Task
 from worker.masking import mask_file
-from worker.redact import Redactor
 from worker.sandbox.protocol import Result, Workspace
 from worker.toolbox import Cancelled
 from worker.tools.output import clip_start, lines

@@ -58,7 +58,7 @@ def examine(settings: Settings, env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _secrets(env: Mapping[str, str]) -> str:
-    from worker.redact import redactor_from_env
+    from worker.contract.redact import redactor_from_env
 
     redactor_from_env(env)
     return f"{sum(name.startswith('DAWN_SECRET_') for name in env)} for repositories, all masked"

@@ -21,9 +21,9 @@ from pydantic import TypeAdapter
 from worker.contract.cancel import Cancel
 from worker.contract.errors import FencedFault, StoreFault
 from worker.contract.events import Claimed, Event, Observed, Record, Replied, Sealed
+from worker.contract.redact import Redactor
 from worker.contract.run import Run, fold
 from worker.lease import Lease
-from worker.redact import Redactor
 from worker.store.journal import AppendConflict, Journal, Line
 
 T = TypeVar("T")

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 
 from worker.contract.errors import ExitCode, Fault, InvalidFault, NotFoundFault, UsageFault
 from worker.contract.events import Replied, Reply, digest
+from worker.contract.redact import without_passwords
 from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.models.protocol import Model
@@ -50,7 +51,7 @@ def main() -> int:
         slots = 1 if lanes == SOLO_LANES else options.slots or settings.worker_slots
         return serve(settings, lanes, slots)
     except Fault as fault:
-        print(f"error: {fault.message}", file=sys.stderr)
+        print(f"error: {without_passwords(fault.message)}", file=sys.stderr)
         if fault.hint:
             print(f"hint: {fault.hint}", file=sys.stderr)
         return int(fault.exit_code)
@@ -89,7 +90,7 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
 
 def open_station(settings: Settings, name: str, lane: str) -> Station:
     """Everything an attempt borrows, proven: the archive is create-only, Redis keeps its keys, the engine answers."""
-    from worker.redact import redactor_from_env
+    from worker.contract.redact import redactor_from_env
     from worker.sandbox.sandbox import DockerSandbox
     from worker.store.archive import open_archive
     from worker.store.hints import Hints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from worker.redact import Redactor
+from worker.contract.redact import Redactor
 
 COPY_BYTES: Final = 2**20
 

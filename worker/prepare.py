@@ -19,9 +19,9 @@ from worker.contract.cancel import Cancel
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, NotFoundFault
 from worker.contract.events import canonical, digest
+from worker.contract.redact import Redactor
 from worker.contract.task import Task
 from worker.environments import Prepared
-from worker.redact import Redactor
 from worker.sandbox.protocol import Owner, Result, Role, Sandbox, Workspace, WorkspaceTooLarge
 from worker.store import keys
 from worker.store.archive import Archive

@@ -12,9 +12,9 @@ from typing import Final
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault
 from worker.contract.events import CheckResult, Digest, Failure, OutcomeName, PatchStat, Verdict
+from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Task
-from worker.redact import Redactor
 from worker.sandbox.protocol import Workspace
 from worker.toolbox import ToolboxProblem, ask
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from worker.contract.cancel import Cancel
+from worker.contract.redact import Redactor
 from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.models.protocol import Model
-from worker.redact import Redactor
 from worker.sandbox.protocol import Sandbox
 from worker.store.archive import Archive
 from worker.store.hints import Hints

@@ -18,10 +18,10 @@ from worker.checks import PutBlob, run_checks
 from worker.contract.cancel import Cancel
 from worker.contract.errors import IntegrityFault
 from worker.contract.events import CheckResult, Verdict, VerdictName
+from worker.contract.redact import Redactor
 from worker.contract.task import Task
 from worker.environments import Prepared, restore_chain
 from worker.publish import Patch
-from worker.redact import Redactor
 from worker.sandbox.protocol import Owner, Sandbox, Workspace
 from worker.store.archive import Archive
 from worker.toolbox import ToolboxProblem, ask

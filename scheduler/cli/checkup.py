@@ -18,6 +18,7 @@ from typing import Any, Final
 from scheduler import stack
 from scheduler.cli import edge
 from worker.contract.errors import ExitCode, Fault
+from worker.contract.redact import without_passwords
 from worker.contract.settings import Settings
 from worker.store.hints import Hints
 
@@ -56,7 +57,7 @@ def _archive(settings: Settings) -> Finding:
     try:
         edge.archive(settings).probe()
     except Fault as fault:
-        return Finding("archive", False, fault.message, fault.hint)
+        return Finding("archive", False, without_passwords(fault.message), fault.hint)
     return Finding("archive", True, f"{settings.archive_url} honours create-only writes")
 
 
@@ -67,9 +68,9 @@ def _redis(settings: Settings) -> Finding:
             return Finding("redis", True, f"none runs; a stack would start {stack.valkey_binary()}")
         hints = Hints(url)
         hints.check()
-        return Finding("redis", True, f"{url}, {len(hints.workers())} workers")
+        return Finding("redis", True, f"{without_passwords(url)}, {len(hints.workers())} workers")
     except Fault as fault:
-        return Finding("redis", False, fault.message, fault.hint)
+        return Finding("redis", False, without_passwords(fault.message), fault.hint)
 
 
 def _clock(settings: Settings) -> Finding:

@@ -35,12 +35,14 @@ def up(workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processe
     from scheduler.launch import interrupts
     from scheduler.stack import Stack
     from worker.contract.errors import ConflictFault
+    from worker.contract.redact import without_passwords
 
     where = edge.settings()
     with interrupts() as pressed, Stack(where, say=terminal.say, workers=workers) as stack:
         if not stack.owned:
             raise ConflictFault("a stack runs here already", hint="use it, or set DAWN_STATE_DIR to another folder")
-        terminal.say(f"ready: archive {where.archive_url}, Redis {stack.settings.redis_url}; Ctrl-C ends it")
+        redis = without_passwords(str(stack.settings.redis_url))
+        terminal.say(f"ready: archive {where.archive_url}, Redis {redis}; Ctrl-C ends it")
         while not pressed.count:
             stack.tend()
             pressed.wake.wait(TEND_S)

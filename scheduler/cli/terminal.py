@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from worker.contract.errors import Fault
+from worker.contract.redact import without_passwords
 
 _INVISIBLE = ("Cc", "Cs", "Co", "Cn")
 _DIRECTING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
@@ -29,12 +30,12 @@ def say(text: str) -> None:
 
 
 def complain(fault: Fault, details: Sequence[str] = ()) -> None:
-    """What went wrong and what to do about it."""
+    """What went wrong and what to do about it, without the passwords of addresses."""
     for line in details:
         print(plain(line), file=sys.stderr)
-    print(f"error: {plain(fault.message)}", file=sys.stderr)
+    print(f"error: {plain(without_passwords(fault.message))}", file=sys.stderr)
     if fault.hint:
-        print(f"hint: {plain(fault.hint)}", file=sys.stderr, flush=True)
+        print(f"hint: {plain(without_passwords(fault.hint))}", file=sys.stderr, flush=True)
 
 
 def emit(text: str) -> None:

@@ -117,7 +117,11 @@ class Hints:
                     client_url(url), retry=Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES), **options
                 )
             except ValueError as error:
-                raise UsageFault(f"DAWN_REDIS_URL does not parse: {error}") from error
+                # The reason may quote a part of the password, where that has a character that ends it.
+                raise UsageFault(
+                    "DAWN_REDIS_URL does not parse",
+                    hint="redis://user:password@host:6379/0; in a password, / ? # and @ are written %2F %3F %23 %40",
+                ) from error
         self._scripts: dict[str, Any] = {}
 
     def check(self) -> None:

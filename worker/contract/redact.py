@@ -1,4 +1,5 @@
-"""Owns the masking of known secrets in text and bytes. Refuses to guess: only values it was given are masked.
+"""Owns the masking of known secrets in text and bytes. Refuses to guess: only values it was given are masked, and
+passwords where the address itself shows that they are one.
 
 Patterns of well-known tokens (`ghp_...`, `AKIA...`, `user:password@`) are deliberately absent: repositories hold
 such strings in their tests, and a model that reads a masked line can no longer edit it.
@@ -38,6 +39,7 @@ _KEYS: Final = (
     "AWS_SESSION_TOKEN",
 )
 _URLS: Final = ("DAWN_REDIS_URL", "DAWN_OPENAI_BASE_URL", "DAWN_ANTHROPIC_BASE_URL", "DAWN_S3_ENDPOINT_URL")
+_PASSWORD: Final = re.compile(r"(://[^\s/?#:@]*:)[^\s/?#]+(?=@)|([?&]password=)[^\s&#]+")
 
 
 class Redactor:
@@ -142,6 +144,12 @@ def redactor_from_env(env: Mapping[str, str]) -> Redactor:
         if len(value) >= MIN_CHARS:
             secrets.setdefault(name, value)
     return Redactor(secrets)
+
+
+def without_passwords(text: str) -> str:
+    """text with the password of every address in it (`redis://user:password@host`, `?password=...`) as `***`. For
+    what the control plane shows of a deployment's own addresses; text of a repository or a model stays as it is."""
+    return _PASSWORD.sub(lambda match: f"{match[1] or match[2]}***", text)
 
 
 def _forms(value: str) -> Iterator[str]:
