@@ -52,10 +52,13 @@ def cells(view: View) -> tuple[str, ...]:
     return task.run, task.target, outcome, verdict, str(run.steps), duration(run.working_s), cost(run), _detail(run)
 
 
-def counts(views: Iterable[View]) -> str:
-    """`3 changed, 1 failed, 2 running`."""
-    states = Counter(view.run.sealed.outcome if view.run.sealed else view.run.status for view in views)
-    return ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+def counts(views: Sequence[View], named: int) -> str:
+    """`2 changed/verified, 1 changed/still_failing, 1 failed, 2 running`. named: how many runs the batch names; those
+    that a submit which was cut off did not write are told too."""
+    states = Counter(_ended(view.run) if view.run.sealed else view.run.status for view in views)
+    told = [f"{number} {state}" for state, number in sorted(states.items())]
+    missing = named - len(views)
+    return ", ".join([*told, f"{missing} not written"] if missing else told)
 
 
 def cost(run: Run) -> str:
@@ -123,6 +126,13 @@ def _state(run: Run, now: datetime) -> str:
     age = duration(max(0.0, (now - datetime.fromisoformat(run.updated_at)).total_seconds())) if run.updated_at else ""
     waiting = f" for {run.waiting.waiting}" if run.waiting else ""
     return f"{run.status}{waiting}, step {run.steps}, last event {age} ago"
+
+
+def _ended(run: Run) -> str:
+    """Outcome and verdict, which both count: a change may be verified or break what was green."""
+    sealed = run.sealed
+    assert sealed is not None, "the run has ended"
+    return f"{sealed.outcome}/{sealed.verdict}" if sealed.verdict and not sealed.failure else sealed.outcome
 
 
 def _detail(run: Run) -> str:

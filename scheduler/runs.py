@@ -5,7 +5,7 @@ enough to answer, no Redis is asked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -58,8 +58,14 @@ def find(archive: Archive, word: str, *, kinds: Sequence[Literal["batch", "run"]
 
 
 def runs_in(archive: Archive, found: Found) -> list[str]:
-    """The runs of a batch in the manifest's order, or the one run."""
-    return [found.id] if found.kind == "run" else runs_of(archive.get(keys.batch_targets(found.id)))
+    """The runs of a batch in the manifest's order, or the one run. Raises NotFoundFault for a batch whose submit was
+    cut off before it named its runs."""
+    if found.kind == "run":
+        return [found.id]
+    try:
+        return runs_of(archive.get(keys.batch_targets(found.id)))
+    except NotFoundFault:
+        raise NotFoundFault(f"batch {found.id} was cut off while it was written", hint="submit it again") from None
 
 
 def view(archive: Archive, run: str) -> View:
@@ -69,18 +75,34 @@ def view(archive: Archive, run: str) -> View:
 
 
 def views(archive: Archive, runs: Iterable[str]) -> list[View]:
-    """Many runs, folded at the same time, in the order given."""
+    """Many runs, folded at the same time, in the order given; without those that a submit which was cut off has named
+    and not written."""
+
+    def written(run: str) -> View | None:
+        try:
+            return view(archive, run)
+        except NotFoundFault:
+            return None
+
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(lambda run: view(archive, run), runs))
+        return [found for found in pool.map(written, runs) if found is not None]
 
 
-def batches(archive: Archive) -> list[tuple[str, str]]:
-    """(batch, UTC time of its submit), oldest first; the time is "" while its first run is being written."""
+@dataclass(frozen=True)
+class Listed:
+    """A batch in a list. at: UTC time of its submit, "" while its first run is being written. runs: ids that it
+    names, none when its submit was cut off before it named them."""
+
+    batch: str
+    at: str
+    runs: list[str]
+
+
+def batches(archive: Archive) -> list[Listed]:
+    """All batches, oldest first."""
     with ThreadPoolExecutor(READERS) as pool:
-        names = list(archive.folders("batches/"))
-        return sorted(
-            zip(names, pool.map(lambda name: _submitted_at(archive, name), names), strict=True), key=_by_time
-        )
+        listed = pool.map(lambda name: _listed(archive, name), list(archive.folders("batches/")))
+        return sorted(listed, key=lambda entry: (entry.at, entry.batch))
 
 
 def open_batches(archive: Archive) -> set[str]:
@@ -90,22 +112,15 @@ def open_batches(archive: Archive) -> set[str]:
         return set(pool.map(lambda run: Journal(archive, run).task().batch, runs))
 
 
-def _submitted_at(archive: Archive, batch: str) -> str:
-    for run in _runs_of(archive, batch):
+def _listed(archive: Archive, batch: str) -> Listed:
+    try:
+        runs = runs_in(archive, Found("batch", batch))
+    except NotFoundFault:
+        return Listed(batch, "", [])
+    for run in runs:
         try:
             first = archive.get(keys.segment(run, 0)).split(b"\n", 1)[0]
-            return str(json.loads(first)["at"])
+            return Listed(batch, str(json.loads(first)["at"]), runs)
         except (NotFoundFault, ValueError, KeyError):
             continue
-    return ""
-
-
-def _runs_of(archive: Archive, batch: str) -> Iterator[str]:
-    try:
-        yield from runs_of(archive.get(keys.batch_targets(batch)))
-    except NotFoundFault:
-        return  # a submit that was cut off after the manifest
-
-
-def _by_time(entry: tuple[str, str]) -> tuple[str, str]:
-    return entry[1], entry[0]
+    return Listed(batch, "", runs)

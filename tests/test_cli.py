@@ -21,6 +21,7 @@ from runs_made import AT, claimed, ended, replied
 
 from scheduler.cli.main import run as dawn
 from scheduler.cli.terminal import plain
+from scheduler.enqueue import runs_of
 from scheduler.manifest import parse
 from worker.contract.errors import ExitCode
 from worker.contract.events import (
@@ -36,6 +37,7 @@ from worker.contract.events import (
 )
 from worker.contract.run import Run, exit_code
 from worker.contract.task import Limits
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
@@ -224,6 +226,38 @@ def test_status_lists_batches_and_their_runs(tmp_path: Path, capsys: pytest.Capt
     assert (listed["batch"], listed["runs"][0]["status"]) == (batch, "queued")
     [row] = run_json(capsys, "status", batch)["runs"]
     assert row["target"] == "a"
+
+
+def test_status_shows_what_a_cut_off_submit_has_written(
+    archive: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that its batch names and nobody wrote, and a batch that names none yet, hide nothing else."""
+    Path("m.yaml").write_text(MANIFEST % "https://git.example.org/a}, {repo: https://git.example.org/b")
+    assert dawn(["submit", "m.yaml", "--detach"]) == 0
+    batch = capsys.readouterr().out.strip()
+    [gone, left] = runs_of(archive.get(keys.batch_targets(batch)))
+    for key in (keys.task(gone), keys.open_marker(gone), keys.segment(gone, 0)):
+        (tmp_path / "archive" / key).unlink()
+    archive.create(keys.batch_manifest("cut-off"), b"")
+    listed = {entry["batch"]: entry for entry in run_json(capsys, "status")["batches"]}
+    assert [run["run"] for run in listed[batch]["runs"]] == [left]
+    assert (listed[batch]["runs_not_written"], listed["cut-off"]["runs"]) == (1, [])
+    assert dawn(["status", batch]) == 0
+    assert "1 of its 2 runs" in capsys.readouterr().err
+    assert dawn(["status", "cut-off"]) == ExitCode.CONFLICT
+    assert "submit it again" in capsys.readouterr().err
+
+
+def test_the_list_counts_verdicts(make_run: Make, archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a batch's row a reader sees at once whether what was changed is also right."""
+    make_run("a", claimed(), *ended(verdict="verified"))
+    make_run("b", claimed(), *ended(verdict="broke"))
+    make_run("c", claimed(), *ended("failed", failure=Failure(cls="limit", reason="steps"), verdict="broke"))
+    make_run("d", claimed())
+    archive.create(keys.batch_targets("n"), json.dumps({"targets": [{"run": run} for run in "abcd"]}).encode())
+    assert dawn(["status"]) == 0
+    said = capsys.readouterr().out
+    assert "1 changed/broke, 1 changed/verified, 1 failed, 1 running" in said
 
 
 def test_every_json_document_names_its_schema(sealed_run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,10 @@ def status(
     archive = edge.archive(edge.settings())
     if name is not None:
         found = runs.find(archive, name)
-        views = runs.views(archive, runs.runs_in(archive, found))
+        named = runs.runs_in(archive, found)
+        views = runs.views(archive, named)
+        if missing := len(named) - len(views):
+            terminal.say(f"note: {missing} of its {len(named)} runs were never written; submit the batch again")
         if json:
             terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in views])
         else:
@@ -44,18 +47,26 @@ def status(
     known = runs.batches(archive)
     if not everything:
         still_open = runs.open_batches(archive)
-        known = [entry for entry in known[:-BATCHES_SHOWN] if entry[0] in still_open] + known[-BATCHES_SHOWN:]
-    listed = [
-        (batch, at, runs.views(archive, runs.runs_in(archive, runs.Found("batch", batch)) if at else []))
-        for batch, at in known
-    ]
+        known = [entry for entry in known[:-BATCHES_SHOWN] if entry.batch in still_open] + known[-BATCHES_SHOWN:]
+    listed = [(entry, runs.views(archive, entry.runs)) for entry in known]
     if json:
-        rows = [{"batch": batch, "submitted_at": at, "runs": [report.row(v) for v in vs]} for batch, at, vs in listed]
+        rows = [
+            {
+                "batch": entry.batch,
+                "submitted_at": entry.at,
+                "runs": [report.row(view) for view in views],
+                "runs_not_written": len(entry.runs) - len(views),
+            }
+            for entry, views in listed
+        ]
         terminal.emit_json("dawn.batches/1", archive=archive.url, batches=rows)
         return
     if not listed:
         terminal.say(f"the archive {archive.url} holds no batch yet; begin with `dawn demo`")
-    table = [(batch, at[:19].replace("T", " "), str(len(vs)), report.counts(vs)) for batch, at, vs in listed]
+    table = [
+        (entry.batch, entry.at[:19].replace("T", " "), str(len(entry.runs)), report.counts(views, len(entry.runs)))
+        for entry, views in listed
+    ]
     terminal.emit_table(("batch", "submitted (UTC)", "runs", "state"), table)
 
 
