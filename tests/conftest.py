@@ -17,7 +17,7 @@ import pytest
 
 from worker.contract.settings import Settings
 
-pytest_plugins = ["git_server", "model_server", "repositories", "runs_made", "sandboxes", "preparation"]
+pytest_plugins = ["deployments", "git_server", "model_server", "repositories", "runs_made", "sandboxes", "preparation"]
 
 START_TIMEOUT_S = 60
 
