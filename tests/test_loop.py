@@ -572,6 +572,19 @@ def test_an_act_that_cannot_be_undone_waits_for_a_person(decision: Any, ran: boo
     assert host.told()[0][0] == ("ok" if ran else "denied")
 
 
+@pytest.mark.parametrize("decision", [None, "denied", "expired"])
+def test_a_denied_command_of_the_task_ends_the_run(decision: Any) -> None:
+    """Nobody reads the denial and thinks of another way: neither the commands after it nor a green end."""
+    command = "dropdb shop" if decision else "git push"
+    host = Told(task((command, "fix")))
+    if decision:
+        work(host, Says(runs(command)), Toolset(), phase="commands")
+        host.commit(Decided(call_id="call_1_1", decision=decision, by="ann"))
+    assert failure(work(host, Says(runs(command)), Toolset(), phase="commands")) == "refused/guard"
+    assert host.told()[0][0] == "denied"
+    assert host.ran == []
+
+
 def test_a_denied_act_is_told_and_the_run_goes_on() -> None:
     """Publishing is refused with a reason; the next call runs."""
     host = Told(task())

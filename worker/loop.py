@@ -44,7 +44,7 @@ def work(
     transcript = context.Transcript(host.task, tools.specs)
     while True:
         for call in host.run.pending:
-            if (end := _between(host, transcript) or _act(host, tools, call)) is not None:
+            if (end := _between(host, transcript) or _act(host, tools, call, phase)) is not None:
                 return end
         if phase == "commands" and host.run.command_steps >= len(host.task.commands):
             host.settle()
@@ -90,7 +90,7 @@ def _between(host: Host, transcript: context.Transcript) -> Finished | Parked | 
     return _finish(host, failure) if host.settle() else _between(host, transcript)
 
 
-def _act(host: Host, tools: Tools, call: ToolCall) -> Parked | Stopped | None:
+def _act(host: Host, tools: Tools, call: ToolCall, phase: str) -> Finished | Parked | Stopped | None:
     """One call: parse, policy, run and show. The model's mistakes become observations."""
     parsed = tools.parse(call)
     if isinstance(parsed, str):
@@ -103,7 +103,11 @@ def _act(host: Host, tools: Tools, call: ToolCall) -> Parked | Stopped | None:
         host.commit(policy.question(call, ruling, host.run), parked)
         return parked
     if ruling.action == "deny":
-        host.commit(_told(call, "denied", ruling.reason))
+        told = _told(call, "denied", ruling.reason)
+        if phase == "commands":  # nobody reads it and thinks of another way, and what follows may build on it
+            refused = Failure(cls="refused", reason="guard", detail=f"a command may not run: {ruling.reason}")
+            return _finish(host, refused, told)
+        host.commit(told)
         return None
     return None if host.observe(call, *parsed) else Stopped(host.cancel.reason)
 
