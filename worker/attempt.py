@@ -5,12 +5,14 @@ Composes; refuses to hold rules of its own beyond what happens when a stage fail
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Literal
 
 import structlog
@@ -64,6 +66,7 @@ from worker.publish import Patch, artifacts, make_patch
 from worker.sandbox.protocol import Owner, Workspace
 from worker.station import Station
 from worker.store import keys
+from worker.store.damage import end_damaged
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 from worker.toolbox import Cancelled
@@ -86,6 +89,10 @@ def run(run_id: str, station: Station) -> str:
             return _Attempt(run_id, station, lease, cancel).work()
     except ConflictFault:
         return "held"
+    except IntegrityFault as fault:
+        sealed = end_damaged(station.archive, run_id, by=station.name, at=station.now())
+        LOG.error("journal_damaged", fault=str(fault), sealed=sealed)
+        return "damaged"
     except FencedFault as fault:
         LOG.info("fenced", fault=str(fault))
         return "fenced"
@@ -108,7 +115,7 @@ class _Attempt:
     cancel: Cancel
     mail: threading.Event = field(default_factory=threading.Event)
     hinted: int = -1
-    looked: float = field(default_factory=time.monotonic)
+    looked: float = -math.inf
 
     def work(self) -> str:
         station = self.station
@@ -126,26 +133,32 @@ class _Attempt:
                 structlog.contextvars.bound_contextvars(batch=self.task.batch, attempt=self.ledger.run.attempt)
             )
             self.mail.set()  # what came while nobody worked on the run
-            self.lease.keep(self._beat)
+            self.lease.each_beat(self._beat)
             try:
-                return self._stages(unsettled=_may_have_asked(before))
-            except Cancelled as cancelled:
-                return self._stopped(str(cancelled))
-            except KeeperFault as fault:
-                return self._infra("keeper", fault)
-            except EngineFault as fault:
-                return self._infra("engine", fault)
-            except IntegrityFault as fault:
-                return self._fail(Failure(cls="infra", reason="store", detail=str(fault)))
+                return self._worked(unsettled=_may_have_asked(before))
             except (HintsFault, StoreFault) as fault:
                 return self._lost(fault)
-            except FencedFault:
-                raise
-            except Exception as error:
-                full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-                # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
-                LOG.exception("disk_full" if full else "internal_error")
-                return self._infra("disk" if full else "worker_lost", error)
+
+    def _worked(self, *, unsettled: bool) -> str:
+        """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also those of what
+        is done about another failure."""
+        try:
+            return self._stages(unsettled=unsettled)
+        except Cancelled as cancelled:
+            return self._stopped(str(cancelled))
+        except KeeperFault as fault:
+            return self._infra("keeper", fault)
+        except EngineFault as fault:
+            return self._infra("engine", fault)
+        except (IntegrityFault, NotFoundFault) as fault:
+            return self._fail(Failure(cls="infra", reason="store", detail=str(fault)))
+        except (FencedFault, HintsFault, StoreFault):
+            raise
+        except Exception as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
+            LOG.exception("disk_full" if full else "internal_error")
+            return self._infra("disk" if full else "worker_lost", error)
 
     def _stages(self, *, unsettled: bool) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
@@ -164,7 +177,10 @@ class _Attempt:
             self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace,
             AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mail) as host,
         ):
-            host.restore()
+            try:
+                host.restore()
+            except EnvironmentFault as fault:
+                return self._fail(_env_failure(fault))
             return self._loop(host, workspace, prepared, model)
 
     @property
@@ -177,7 +193,7 @@ class _Attempt:
         """The environment, built or found; a takeover uses the digests that the journal names."""
         station, named = self.station, self.ledger.run.prepared
         if named is not None:
-            return recorded(station.archive, station.sandbox, self.task, named)
+            return recorded(station.archive, station.sandbox, named)
         prepared = prepare(
             self.task,
             archive=station.archive,
@@ -192,7 +208,7 @@ class _Attempt:
 
     def _loop(self, host: AttemptHost, workspace: Workspace, prepared: Prepared, model: Model | None) -> str:
         """Work until there is nothing to feed back, measure, seal."""
-        tools = Toolset()
+        tools = Toolset(without=self.task.without_tools)
         while True:
             if self.ledger.run.turn in ("model", "calls"):
                 ended = self._work(host, tools, model)
@@ -226,7 +242,7 @@ class _Attempt:
 
     def _measure(self, workspace: Workspace, prepared: Prepared) -> tuple[Patch, Verdict]:
         """The patch of the workspace as it lies, and what the clean room says of it."""
-        station, put_blob = self.station, self.journal.put_blob
+        station, put_blob = self.station, self._put_blob
         patch = make_patch(workspace, self.task, put_blob=put_blob, redactor=station.redactor, cancel=self.cancel)
         finished = self.ledger.run.finished
         if finished is not None and finished.failure is not None and patch.empty:
@@ -243,6 +259,10 @@ class _Attempt:
             cancel=self.cancel,
         )
         return patch, measured
+
+    def _put_blob(self, data: bytes | Path) -> str:
+        """Store a blob of the run; while the store is away it stays here and waits."""
+        return self.ledger.patiently(lambda: self.journal.put_blob(data))
 
     def _feeds_back(self, measured: Verdict, model: Model | None) -> bool:
         """Whether the model gets the red checks and another turn."""
@@ -267,7 +287,7 @@ class _Attempt:
             outcome,
             failure,
             patch,
-            put_blob=self.journal.put_blob,
+            put_blob=self._put_blob,
             redactor=self.station.redactor,
         )
         return self._end(
@@ -285,13 +305,15 @@ class _Attempt:
         A cancel that came before the inbox closed wins: whoever sent it was told that it counts.
         """
         station, run = self.station, self.ledger.run
-        messages = Inbox(station.archive, self.run_id).close(run.inbox_seen, by=station.name, at=station.now())
+        inbox = Inbox(station.archive, self.run_id)
+        messages = self.ledger.patiently(lambda: inbox.close(run.inbox_seen, by=station.name, at=station.now()))
         taken = [Steered(n=message.n, kind=message.kind, by=message.by, text=message.text) for message in messages]
         cancels = [message for message in messages if message.kind == "cancel"]
         if cancels:
             events = (Sealed(outcome="cancelled", detail=f"cancelled by {cancels[0].by}"),)
         self.ledger.commit(*taken, *events)
-        station.archive.delete([keys.open_marker(self.run_id)])
+        with suppress(StoreFault):  # the scheduler deletes the marker of a sealed run wherever it finds one
+            station.archive.delete([keys.open_marker(self.run_id)])
         return "sealed"
 
     def _stopped(self, why: str) -> str:

@@ -25,7 +25,7 @@ class Lease:
 
     name: `run:<id>`. Entering raises ConflictFault when somebody else holds it, HintsFault when Redis does not
     answer. The thread extends it every heartbeat_s; when it is somebody else's, `cancel` is thrown with reason
-    `lease`. on_beat is called every hint_poll_s in the thread (hints and inboxes are looked at there).
+    `lease`.
     """
 
     def __init__(self, hints: Hints, name: str, settings: Settings, cancel: Cancel) -> None:
@@ -36,30 +36,30 @@ class Lease:
         self._token = secrets.token_hex(16)
         self._renewed = 0.0
         self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._on_beat: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._beat, name=f"lease {self.name}", daemon=True)
 
     def __enter__(self) -> Lease:
         if not self._hints.claim(self.name, self._token, self._settings.lease_ttl_s):
             raise ConflictFault(f"{self.name} is held by somebody else")
         self._renewed = time.monotonic()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._done.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
         try:
             self._hints.release(self.name, self._token)
         except HintsFault as fault:
             # Nothing is lost: it ends by itself after its term, and the journal is the fence.
             LOG.warning("lease_not_released", lease=self.name, fault=str(fault))
 
-    def keep(self, on_beat: Callable[[], None]) -> None:
-        """Start the heartbeat."""
-        self._thread = threading.Thread(target=self._beat, args=(on_beat,), name=f"lease {self.name}", daemon=True)
-        self._thread.start()
+    def each_beat(self, act: Callable[[], None]) -> None:
+        """Call act every hint_poll_s in the heartbeat's thread (hints and inboxes are looked at there)."""
+        self._on_beat = act
 
     @property
     def current(self) -> bool:
@@ -75,14 +75,15 @@ class Lease:
             pass
         return False
 
-    def _beat(self, on_beat: Callable[[], None]) -> None:
+    def _beat(self) -> None:
         due = time.monotonic() + self._settings.heartbeat_s
         while not self._done.wait(self._settings.hint_poll_s):
             if time.monotonic() >= due or not self.current:
                 due = time.monotonic() + self._settings.heartbeat_s
                 self._extend()
             try:
-                on_beat()
+                if self._on_beat is not None:
+                    self._on_beat()
             except (HintsFault, StoreFault) as fault:
                 LOG.warning("beat_failed", lease=self.name, fault=str(fault))  # the next one looks again
 

@@ -83,8 +83,10 @@ class Ledger:
 
     def claim(self, event: Claimed) -> None:
         """Start an attempt. An ordinary segment that won the number is taken in and the next one tried, because the
-        attempt before may have committed its last step meanwhile. FencedFault when the run ended or was claimed."""
+        attempt before may have committed its last step meanwhile. FencedFault when the run ended, was claimed or was
+        given back for a while, and when the lease was lost on the way."""
         while True:
+            self.check()
             try:
                 self._take(self._append(self.run, [event], attempt=self.run.last_seq + 1))
                 return
@@ -93,6 +95,8 @@ class Ledger:
                     raise FencedFault("somebody else claimed or ended the run first") from conflict
                 self.run = fold(conflict.winner, self.run)
                 self._records += [record for record, _ in conflict.winner]
+            if not due(self.run, self._now()):
+                raise FencedFault("the attempt before gave the run back for a while")
 
     def commit(self, *events: Event) -> None:
         """Append events as one segment under the claim, after what is shown. FencedFault when somebody else wrote
@@ -159,11 +163,10 @@ class Ledger:
                     time.sleep(delay_s)  # a switch that is thrown already makes nobody wait
 
     def _check(self, run: Run) -> None:
+        current = self._lease.wait_current()
         if self._cancel.is_set() and self._cancel.reason == "lease":
             raise FencedFault("the lease is somebody else's")
-        if self._lease.wait_current():
-            return
-        if self.journal.load(since=run).last_seq != run.last_seq:
+        if not current and self.journal.load(since=run).last_seq != run.last_seq:
             raise FencedFault("the run went on elsewhere while this attempt was cut off")
 
     def _write(self, run: Run, *events: Event) -> _Appended:

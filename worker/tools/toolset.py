@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from worker.contract.events import ToolCall
 from worker.models.protocol import ToolSpec
@@ -26,9 +26,11 @@ ERRORS_SHOWN = 10
 class Toolset:
     """The tools on offer, in a fixed order, so that a provider's cache of them hits."""
 
-    def __init__(self, tools: Sequence[Tool] = TOOLS) -> None:
+    def __init__(self, tools: Sequence[Tool] = TOOLS, *, without: Sequence[str] = ()) -> None:
+        """without: names of tools that are not offered."""
+        tools = [tool for tool in tools if tool.name not in without]
         self._tools = {tool.name: tool for tool in tools}
-        self.specs = tuple(ToolSpec(tool.name, tool.description, _schema(tool)) for tool in tools)
+        self.specs = tuple(ToolSpec(tool.name, tool.description, _schema(tool.Arguments)) for tool in tools)
 
     def parse(self, call: ToolCall) -> tuple[Tool, Any] | str:
         """The tool and its validated arguments, or the text that tells the model what is wrong with the call."""
@@ -53,7 +55,7 @@ def _explained(tool: Tool, error: ValidationError) -> str:
     told = [f"- {'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in faults[:ERRORS_SHOWN]]
     if len(faults) > ERRORS_SHOWN:
         told.append(f"- and {len(faults) - ERRORS_SHOWN} more")
-    schema = json.dumps(_schema(tool))
+    schema = json.dumps(_schema(tool.Arguments))
     return "\n".join(
         [f"{tool.name}: the arguments do not fit, so nothing was run:", *told, f"They must fit: {schema}"]
     )
@@ -64,10 +66,10 @@ def _quoted(name: str) -> str:
 
 
 @cache
-def _schema(tool: Tool) -> dict[str, Any]:
+def _schema(arguments: type[BaseModel]) -> dict[str, Any]:
     """JSON Schema of the arguments, made once (7 ms for all tools, which each attempt would pay). pydantic's titles
     only repeat the names, and are paid for in every request."""
-    schema = tool.Arguments.model_json_schema()
+    schema = arguments.model_json_schema()
     for part in (schema, *schema.get("$defs", {}).values()):
         part.pop("title", None)
         for field in part["properties"].values():
