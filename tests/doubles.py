@@ -1,5 +1,5 @@
-"""Owns stand-ins of the outside world that keep our own protocols: an archive, Redis hints and a container engine, all
-in memory. Refuses to misbehave by itself (world.py makes weather): each passes the conformance suite of its protocol.
+"""Owns stand-ins of the outside world that keep our own protocols: an archive, Redis hints and a container engine,
+all in memory. Refuses to misbehave by itself (world.py makes weather): each passes its protocol's conformance suite.
 """
 
 from __future__ import annotations

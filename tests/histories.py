@@ -1,22 +1,34 @@
-"""Owns playing one history from its number and judging it: what must hold whatever went wrong. Refuses to know how the
-protocol works: it reads journals, inboxes and engines as an auditor would.
+"""Owns playing one history from its number and judging it: what must hold whatever went wrong. Refuses to know how
+the protocol works: it reads journals, inboxes and engines as an auditor would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import structlog
-from simulation import installed, simulation
-from world import ARCHIVE_ID, CALM, FAULTS_S, STUCK_S, Weather, World
+from simulation import EPOCH_S, installed, simulation
+from world import ARCHIVE_ID, CALM, FAULTS_S, SETTINGS, SKEW_S, Weather, World
 
 from worker.contract.errors import Fault
-from worker.contract.events import Claimed, Observed, Parked, Record, Replied, Sealed, Steered, Unrecorded, Yielded
+from worker.contract.events import (
+    Claimed,
+    Observed,
+    Parked,
+    Record,
+    Replied,
+    Sealed,
+    Steered,
+    Submitted,
+    Unrecorded,
+    Yielded,
+)
 from worker.contract.run import Run, fold
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
@@ -31,12 +43,15 @@ OURS = ("worker.", "scheduler.")
 POISON = 3
 """Claims, or infra faults, in a row without a step after which a run may be given up (plan, section 5)."""
 
-FREE = frozenset(
-    "last_seq last_hash submitted_by submitted_at updated_at attempt worker lane claims barren_claims infra_yields not_before "
-    "working_s context_tokens inbox_seen".split()
-)
+JOURNAL_FIELDS = frozenset(["last_seq", "last_hash", "submitted_by", "submitted_at", "updated_at", "inbox_seen"])
+CLAIM_FIELDS = frozenset(["attempt", "worker", "lane", "claims", "barren_claims", "infra_yields", "not_before"])
+FREE = JOURNAL_FIELDS | CLAIM_FIELDS | {"working_s", "context_tokens"}
 """Fields of Run that count claims, times and messages: they may differ from the undisturbed run's."""
 UNTIMED = frozenset(["duration_ms", "reused", "summary.md"])
+
+
+Result = dict[str, Any]
+"""What a run came to: the fields of its fold that no disturbance may change."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ class Played:
     seed: int
     problems: list[str]
     trace: list[str]
-    results: dict[str, Any]
+    results: dict[str, Result]
 
     def __str__(self) -> str:
         return f"seed {self.seed}:\n  " + "\n  ".join(self.problems)
@@ -55,6 +70,7 @@ class Played:
 def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only: bool = True) -> Played:
     """One history, always the same one for the same seed."""
     wanted = weather or Weather.drawn(Random(f"weather {seed}"))
+    expected = {} if wanted is CALM else {scenario: calm(folder, scenario) for scenario in wanted.scenarios}
     errors: list[str] = []
 
     def keep(_: Any, method: str, event: dict[str, Any]) -> Any:
@@ -69,19 +85,16 @@ def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only
             while room.now < FAULTS_S + BOUND_S and (room.now < _ends(wanted) or _unfinished(world)):
                 room.sleep(2)
             problems = [f"{run} has not ended {BOUND_S:.0f} s after the faults" for run in _unfinished(world)]
-            tidy = max(room.now, FAULTS_S + STUCK_S) + TIDY_S
-            while room.now < tidy and _left(world):
+            ended = room.now
+            while room.now < max(ended, world.quiet_s()) + TIDY_S and _left(world):
                 room.sleep(5)
             problems += _left(world)
             problems += [f"surprise: {surprise}" for surprise in room.surprises]
         structlog.reset_defaults()
         problems += errors
-        for task in world.tasks:
-            problems += _judge(world, task.run)
-        results = {} if problems else {task.run: _result(world, task.run) for task in world.tasks}
-    if weather is None and not problems:
-        for number, scenario in enumerate(wanted.scenarios):
-            problems += _compare(world, f"run-{number}", results[f"run-{number}"], calm(folder, scenario))
+        results = {}
+        for task, scenario in zip(world.tasks, wanted.scenarios, strict=True):
+            problems += _judge(world, task.run, expected.get(scenario), results)
     return Played(seed, problems, room.trace, results)
 
 
@@ -90,12 +103,11 @@ LOUD = structlog.make_filtering_bound_logger(40)
 
 
 @cache
-def calm(folder: Path, scenario: str) -> dict[str, Any]:
+def calm(folder: Path, scenario: str) -> Result:
     """What the run of a scenario comes to when nothing goes wrong."""
     played = play(0, folder, weather=CALM)
     assert not played.problems, played
-    found: dict[str, Any] = played.results[f"run-{CALM.scenarios.index(scenario)}"]
-    return found
+    return played.results[f"run-{CALM.scenarios.index(scenario)}"]
 
 
 def _ends(weather: Weather) -> float:
@@ -121,16 +133,12 @@ def _left(world: World) -> list[str]:
     ]
 
 
-def _records(world: World, run: str) -> list[tuple[Record, str]]:
-    return list(Journal(world.archive, run).read())
-
-
-def _judge(world: World, run: str) -> Iterator[str]:
-    """What must hold of every journal."""
-    journal = Journal(world.archive, run)
+def _judge(world: World, run: str, expected: Result | None, results: dict[str, Result]) -> Iterator[str]:
+    """What must hold of a run; its result is kept. expected: the undisturbed run's."""
+    journal = Journal(world.archive, run)  # type: ignore[arg-type]
     try:
         yield from (f"{run}: {problem}" for problem in journal.verify())
-        lines = _records(world, run)
+        lines = list(journal.read())
     except Fault as fault:
         yield f"{run} cannot be read: {fault}"
         return
@@ -138,9 +146,14 @@ def _judge(world: World, run: str) -> Iterator[str]:
     sealed = [record.seq for record in records if isinstance(record.event, Sealed)]
     if len(sealed) != 1 or not isinstance(records[-1].event, Sealed):
         yield f"{run} has {len(sealed)} sealed events in {[record.event.type for record in records]}"
+        return
     yield from _fenced(run, records)
     yield from _once(run, records)
     yield from _listened(world, run, records)
+    yield from _claimed_for_a_reason(world, run, records)
+    results[run] = _result(lines)
+    if expected is not None:
+        yield from _compare(world, run, records, results[run], expected)
 
 
 def _fenced(run: str, records: list[Record]) -> Iterator[str]:
@@ -165,6 +178,35 @@ def _once(run: str, records: list[Record]) -> Iterator[str]:
         yield f"{run}: calls {calls} have the results {seen}"
 
 
+def _claimed_for_a_reason(world: World, run: str, records: list[Record]) -> Iterator[str]:
+    """Nobody takes a run over, or seals it, while its attempt is alive: leases waste no work."""
+    claimed: Record | None = None
+    for record in records:
+        if isinstance(record.event, Yielded | Parked):
+            claimed = None
+        elif isinstance(record.event, Claimed):
+            if claimed is not None and not _struck(world, claimed, record):
+                yield f"{run} was claimed in {record.seq} while its attempt {claimed.seq} was well"
+            claimed = record
+    before = fold([(record, "") for record in records if record.seq < records[-1].seq])
+    if (
+        before.status == "running"
+        and records[-1].attempt is None
+        and not _struck(world, records[0], records[-1], anybody=False)
+    ):
+        silent = datetime.fromisoformat(records[-1].at) - datetime.fromisoformat(before.updated_at)
+        if silent.total_seconds() < SETTINGS.lease_ttl_s - SETTINGS.heartbeat_s - SKEW_S:
+            yield f"{run} was sealed by the scheduler {silent} after a sign of life"
+
+
+def _struck(world: World, claimed: Record, until: Record, *, anybody: bool = True) -> bool:
+    """Whether between the two something befell the claimer, or (anybody=False: only that) Redis or the engine."""
+    assert isinstance(claimed.event, Claimed | Submitted)
+    names = ("", claimed.event.worker) if anybody and isinstance(claimed.event, Claimed) else ("",)
+    begins, ends = (datetime.fromisoformat(record.at).timestamp() - EPOCH_S for record in (claimed, until))
+    return any(begins - SKEW_S <= at <= ends + SKEW_S and name in names for at, name in world.room.blows)
+
+
 def _listened(world: World, run: str, records: list[Record]) -> Iterator[str]:
     """The inbox is closed, and whatever won a number before that was taken in, a cancel as the outcome."""
     messages = Inbox(world.archive, run).read()  # type: ignore[arg-type]
@@ -183,10 +225,10 @@ def _listened(world: World, run: str, records: list[Record]) -> Iterator[str]:
         yield f"{run}: cancel asked: {asked}, cancelled: {cancelled}"
 
 
-def _result(world: World, run: str) -> dict[str, Any]:
+def _result(lines: list[tuple[Record, str]]) -> Result:
     """What a run came to, without what may differ: claims, times, messages and money for lost replies."""
     left_out = (Claimed, Yielded, Parked, Unrecorded, Steered)
-    kept = [line for line in _records(world, run) if not isinstance(line[0].event, left_out)]
+    kept = [line for line in lines if not isinstance(line[0].event, left_out)]
     return {name: _untimed(value) for name, value in fold(kept, Run()).model_dump().items() if name not in FREE}
 
 
@@ -199,9 +241,8 @@ def _untimed(value: Any) -> Any:
     return value
 
 
-def _compare(world: World, run: str, found: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
+def _compare(world: World, run: str, records: list[Record], found: Result, expected: Result) -> Iterator[str]:
     """The result is the undisturbed run's, but for a run that was cancelled or given up for a written reason."""
-    records = [record for record, _ in _records(world, run)]
     last = records[-1].event
     assert isinstance(last, Sealed)
     if last.outcome == "cancelled" or (last.failure is not None and _gave_up(world, records)):
@@ -227,5 +268,5 @@ def _gave_up(world: World, records: list[Record]) -> bool:
             case Replied() | Observed():
                 claims = yields = 0
     if last.failure.reason == "worker_lost":
-        return claims >= POISON and world.room.blows >= POISON
+        return claims >= POISON and len(world.room.blows) >= POISON
     return last.failure.reason in ("engine", "keeper") and yields >= POISON - 1

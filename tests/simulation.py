@@ -1,9 +1,9 @@
-"""Owns a simulated machine room: actors that take turns, processes that can die or freeze, and a clock that only moves
-when everybody waits. Refuses to know Dawnfleet: everything random comes from one seed, so a history is its number.
+"""Owns a simulated machine room: actors that take turns, processes that can die or freeze, and a clock that moves
+only when everybody waits. Refuses to know Dawnfleet: what is random comes from one seed, so a history is its number.
 
-Actors are threads, but exactly one runs at any time and it hands on the baton only where the code under test waits or
-meets the outside world. `installed` puts this room in the place of `time`, `threading` and `ThreadPoolExecutor` in the
-modules of the product, which stay as they are.
+Actors are threads, but exactly one runs at any time, and it hands on the baton only where the code under test waits
+or meets the outside world. `installed` puts this room in the place of `time`, `threading` and `ThreadPoolExecutor` in
+the modules of the product, which stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Any
@@ -32,25 +33,39 @@ class Crash(BaseException):
     blocks try to do outside of the process raises it again: a killed process cleans nothing up."""
 
 
+@dataclass
+class Trap:
+    """Waits in a process for the nth act whose name holds word: then the process dies, or freezes for pause_s."""
+
+    word: str
+    nth: int
+    pause_s: float | None = None
+
+    def springs(self, what: str) -> bool:
+        if self.word not in what:
+            return False
+        self.nth -= 1
+        return self.nth == 0
+
+
 class Process:
-    """What dies at once. fuse: at which of its outside acts it dies, None for never; `freezes`: act -> seconds."""
+    """What dies at once, and has a clock that may be wrong by skew_s."""
 
     def __init__(self, name: str, *, skew_s: float = 0.0) -> None:
         self.name = name
         self.skew_s = skew_s
         self.alive = True
         self.frozen_until = 0.0
-        self.acts = 0
-        self.fuse: int | None = None
-        self.freezes: dict[int, float] = {}
+        self.traps: list[Trap] = []
         self.actors: set[Actor] = set()
 
 
 class Actor:
-    """One flow of control. ticket: grows with each resumption, so that older wake-ups are known to be stale."""
+    """One flow of control. idle: what it does by routine springs no trap. ticket: grows with each resumption, so that
+    older wake-ups are known to be stale."""
 
-    def __init__(self, process: Process, act: Callable[[], None], name: str) -> None:
-        self.process, self.act, self.name = process, act, name
+    def __init__(self, process: Process, act: Callable[[], None], name: str, idle: bool = False) -> None:
+        self.process, self.act, self.name, self.idle = process, act, name, idle
         self.ticket = 0
         self.ended = Event()
         self.body: _Body | None = None
@@ -78,13 +93,13 @@ class _Body(threading.Thread):
 class Simulation:
     """One history. The thread that makes it is its director, an actor like the others.
 
-    blows: how often a process died or stood still. surprises: what actors raised.
+    blows: when which process died or stood still, "" for a blow to all. surprises: what actors raised.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.now = 0.0
-        self.blows = 0
+        self.blows: list[tuple[float, str]] = []
         self.surprises: list[str] = []
         self.trace: list[str] = []
         self._heap: list[tuple[float, float, int, Actor, int]] = []
@@ -95,9 +110,9 @@ class Simulation:
         self._director_baton.acquire()
         self.current = self._director
 
-    def spawn(self, process: Process, act: Callable[[], None], name: str) -> Actor:
+    def spawn(self, process: Process, act: Callable[[], None], name: str, *, idle: bool = False) -> Actor:
         """Begin an actor; it runs when the current one waits."""
-        actor = Actor(process, act, name)
+        actor = Actor(process, act, name, idle)
         process.actors.add(actor)
         self._living.add(actor)
         self.wake(actor, self.now)
@@ -135,23 +150,26 @@ class Simulation:
         freeze or be slow."""
         self.check()
         process = self.current.process
-        process.acts += 1
         self.trace.append(f"{self.now:9.3f} {process.name} {self.current.name}: {what}")
-        if process.acts == process.fuse:
+        for trap in () if self.current.idle else process.traps:
+            if trap.springs(what):
+                self._spring(process, trap)
+
+    def _spring(self, process: Process, trap: Trap) -> None:
+        if trap.pause_s is None:
             self.kill(process)
             raise Crash
-        if pause_s := process.freezes.get(process.acts):
-            self.trace.append(f"{self.now:9.3f} {process.name} freezes for {pause_s:.0f} s")
-            self.blows += 1
-            process.frozen_until = self.now + pause_s
-            self.sleep(0)
+        self.trace.append(f"{self.now:9.3f} {process.name} freezes for {trap.pause_s:.0f} s")
+        self.blows.append((self.now, process.name))
+        process.frozen_until = self.now + trap.pause_s
+        self.sleep(0)
 
     def kill(self, process: Process) -> None:
         """As SIGKILL: none of its actors does another thing."""
         if process.alive:
-            self.trace.append(f"{self.now:9.3f} {process.name} dies after {process.acts} acts")
+            self.trace.append(f"{self.now:9.3f} {process.name} dies")
             process.alive = False
-            self.blows += 1
+            self.blows.append((self.now, process.name))
             for actor in sorted(process.actors, key=lambda actor: actor.name):
                 self.wake(actor, self.now)
 
@@ -365,6 +383,7 @@ STANDS: list[tuple[Any, Any]] = [
 def installed(package: tuple[str, ...]) -> Iterator[None]:
     """Replace the stands in every loaded module whose name starts so, for as many simulations as the block makes."""
     places = _places(package, len(sys.modules))
+    assert all(getattr(module, attribute) is real for module, attribute, real, _ in places), "installed twice"
     for module, attribute, _, stand in places:
         setattr(module, attribute, stand)
     try:

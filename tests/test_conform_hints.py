@@ -1,5 +1,5 @@
-"""Owns what a run may expect of Redis, over a real Valkey and the double of the histories. Refuses what only one of them
-has (addresses, memory, restarts: test_hints.py)."""
+"""Owns what a run may expect of Redis, over a real Valkey and the double of the histories. Refuses what only one of
+them has (addresses, memory, restarts: test_hints.py)."""
 
 from __future__ import annotations
 

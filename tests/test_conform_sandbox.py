@@ -1,5 +1,5 @@
-"""Owns what an attempt may expect of a sandbox, over a real engine and the double of the histories. Refuses what only a
-real one has: modes, links, limits, isolation (test_sandbox_*.py)."""
+"""Owns what an attempt may expect of a sandbox, over a real engine and the double of the histories. Refuses what only
+a real one has: modes, links, limits, isolation (test_sandbox_*.py)."""
 
 from __future__ import annotations
 

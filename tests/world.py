@@ -1,5 +1,5 @@
-"""Owns a whole deployment in a simulated machine room: real workers and schedulers on the doubles, and the weather over
-them. Refuses to judge a history (histories.py does) and to invent protocol: what runs here is the product's own code.
+"""Owns a whole deployment in a simulated machine room: real workers and schedulers on the doubles, and the weather
+over them. Refuses to judge (histories.py does) and to invent protocol: what runs here is the product's own code.
 
 One process is a worker, a scheduler or a client. Every act of one that others can see goes through `_Gate`, where the
 weather may kill, freeze or slow it, refuse what it asks, lose the answer, or do what it asked much later.
@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from doubles import MemoryArchive, MemoryHints, MemorySandbox, MemoryWorkspace
-from simulation import EPOCH_S, Event, Process, Simulation
+from simulation import EPOCH_S, Event, Process, Simulation, Trap
 
 from scheduler.control import SUBMITTED, cancel
 from scheduler.tick import Scheduler
@@ -49,30 +49,36 @@ SETTINGS = Settings(
 )
 FAULTS_S = 120.0
 """How long the weather is bad."""
+SKEW_S = 4.0
+"""How far two clocks are apart at most."""
 STUCK_S = 90.0
 """The longest that an answer, or a write on its way, may take: two leases."""
 
 REPAIR = """
 - text: I look at it.
-  delay_s: 2
+  delay_s: 9
   calls:
-    - {tool: run_command, arguments: {command: "cat a.txt; echo one >> a.txt; sleep 2; echo two >> a.txt"}}
+    - {tool: run_command, arguments: {command: "cat a.txt; echo one >> a.txt; sleep 9; echo two >> a.txt"}}
     - {tool: run_command, arguments: {command: "test -f b.txt && rm b.txt"}}
-- delay_s: 1
+- delay_s: 9
   calls:
     - {tool: update_plan, arguments: {items: [{text: repair, status: doing}]}}
 - text: Done, I think.
-- delay_s: 1
+- delay_s: 5
   calls:
     - {tool: write_file, arguments: {path: answer, content: "42\\n"}}
     - {tool: run_checks, arguments: {}}
 - text: Done now.
 """
-CHECKS = (Check(name="answer", command="sleep 1; grep -q 42 answer"), Check(name="two", command="grep -q two a.txt"))
+CHECKS = (Check(name="answer", command="sleep 3; grep -q 42 answer"), Check(name="two", command="grep -q two a.txt"))
 SCENARIOS: dict[str, dict[str, Any]] = {
     "repair": {"prompt": "Repair it.", "model": "openai/simulated", "script": REPAIR, "checks": CHECKS},
     "commands": {
-        "commands": ("echo one >> a.txt; sleep 2; echo two >> a.txt", "mv b.txt c.txt", "sleep 1; echo end >> c.txt"),
+        "commands": (
+            "echo one >> a.txt; sleep 15; echo two >> a.txt",
+            "mv b.txt c.txt",
+            "sleep 9; echo end >> c.txt",
+        ),
         "checks": CHECKS[1:],
         "lane": "interactive",
     },
@@ -83,7 +89,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Weather:
     """All that goes wrong in one history; the default is a calm day. Times in seconds from its start, spans as
-    (from, to), shares of acts between 0 and 1, people as (when, what, run)."""
+    (from, to), shares of acts between 0 and 1, people as (when, what, run), traps as (process, trap)."""
 
     kills: int = 0
     freezes: int = 0
@@ -102,6 +108,7 @@ class Weather:
     hosts_lost: tuple[float, ...] = ()
     drains: int = 0
     people: tuple[tuple[float, str, int], ...] = ()
+    traps: tuple[tuple[str, Trap], ...] = ()
     scenarios: tuple[str, ...] = ("repair",)
     schedulers: int = 1
     slots: int = 1
@@ -125,15 +132,15 @@ class Weather:
 
         people = []
         if random.random() < 0.3:
-            people.append((random.uniform(0, 60), "cancel", random.randrange(2)))
+            people.append((random.uniform(0, random.choice([8, 90])), "cancel", random.randrange(2)))
         if random.random() < 0.3:
-            people.append((random.uniform(0, 40), "message", random.randrange(2)))
+            people.append((random.uniform(0, 90), "message", random.randrange(2)))
         return Weather(
-            kills=random.choice([0, 1, 1, 2, 3, 4]),
-            freezes=random.choice([0, 0, 1, 2]),
+            kills=random.choice([0, 1, 2, 3, 5]),
+            freezes=random.choice([0, 0, 1, 3]),
             slow_s=random.choice([0.01, 0.05, 0.3]),
-            stuck=random.choice([0, 0, 0.01]),
-            store_faults=random.choice([0, 0, 0.03, 0.15]),
+            stuck=random.choice([0, 0, 0.01, 0.03]),
+            store_faults=random.choice([0, 0, 0.05, 0.25]),
             hints_faults=random.choice([0, 0, 0.05]),
             engine_faults=random.choice([0, 0, 0.01]),
             bells_lost=random.choice([0, 0, 0.3]),
@@ -207,6 +214,14 @@ class World:
             self._later(at, self._lose_lease, "lease lost")
         for at in self.weather.hosts_lost:
             self._later(at, self._lose_host, "host lost")
+        self.room.blows += [
+            (at, "") for at in (*self.weather.wipes, *self.weather.leases_lost, *self.weather.hosts_lost)
+        ]
+        self.room.blows += [(at, "") for span in self.weather.hints_away for at in span]
+
+    def quiet_s(self) -> float:
+        """When the last fault, and all that it holds up, is over."""
+        return max([FAULTS_S + STUCK_S, *(process.frozen_until for process in self.processes if process.alive)])
 
     def bad(self, spans: Sequence[tuple[float, float]]) -> bool:
         return any(begins <= self.room.now < ends for begins, ends in spans)
@@ -240,13 +255,14 @@ class World:
 
     def _process(self, name: str) -> Process:
         random = self.room.random
-        process = Process(name, skew_s=random.uniform(-2, 2) if self.weather.slow_s else 0.0)
-        if self.room.now < FAULTS_S and self._kills and random.random() < 0.5:
+        process = Process(name, skew_s=random.uniform(-SKEW_S / 2, SKEW_S / 2) if self.weather.slow_s else 0.0)
+        if self._kills and self.chance(0.7):
             self._kills -= 1
-            process.fuse = random.randint(1, random.choice([30, 100, 250]))
-        if self.room.now < FAULTS_S and self._freezes and random.random() < 0.5:
+            process.traps.append(drawn_trap(random))
+        if self._freezes and self.chance(0.7):
             self._freezes -= 1
-            process.freezes[random.randint(1, 150)] = random.choice([5, 40, 70, 120])
+            process.traps.append(replace(drawn_trap(random), pause_s=random.choice([5, 40, 70, 120])))
+        process.traps += [replace(trap) for of, trap in self.weather.traps if of == name]
         self.processes.append(process)
         return process
 
@@ -298,10 +314,10 @@ class World:
                     gate.room.act(f"took the doorbell of {run}")
                     app.run(run)
 
-        self.room.spawn(process, slots.run, "slots")
-        self.room.spawn(process, janitor.run, "janitor")
+        self.room.spawn(process, slots.run, "slots", idle=True)
+        self.room.spawn(process, janitor.run, "janitor", idle=True)
         consumers = [self.room.spawn(process, consume, f"slot {number}") for number in range(count)]
-        if self._drains and self.room.now < FAULTS_S and self.room.random.random() < 0.5:
+        if self._drains and self.chance(0.5):
             self._drains -= 1
             self.room.sleep(self.room.random.uniform(3, 60))
             station.drain.set("drain")
@@ -354,11 +370,9 @@ class World:
 
     def _lose_lease(self) -> None:
         if leases := self.hints.leases():
-            self.room.blows += 1
             self.hints.drop_lease(self.room.random.choice(leases))
 
     def _lose_host(self) -> None:
-        self.room.blows += 1
         self.room.random.choice(self.engines).things.clear()
 
 
@@ -381,7 +395,7 @@ class _Gate:
         """As long as the network takes, which may be longer than a lease."""
         random, weather = self.room.random, self.world.weather
         if self.world.chance(weather.stuck):
-            self.room.blows += 1
+            self.room.blows.append((self.room.now, self.process.name))
             self.room.sleep(random.uniform(5, STUCK_S))
         elif weather.slow_s and random.random() < 0.5:
             self.room.sleep(random.expovariate(1 / weather.slow_s))
@@ -480,6 +494,15 @@ class StormySandbox:
         self._gate, self._engine = gate, engine
         self.engine_id = engine.engine_id
 
+    def remove(self, resource: str) -> None:
+        """Noticing a janitor that goes too far."""
+        owner = self._engine.things.get(resource)
+        if owner is not None:
+            run = Journal(self._gate.world.archive, owner.run).load()  # type: ignore[arg-type]
+            if run.status == "running" and run.attempt == owner.claim:
+                self._gate.room.surprises.append(f"{resource} of the living claim {owner.claim} was removed")
+        self._gate.engine("remove", lambda: self._engine.remove(resource))
+
     @contextmanager
     def workspace(self, owner: Owner, image: str, limits: Limits) -> Iterator[StormyWorkspace]:
         opened = self._gate.engine(f"open {owner.role}", lambda: self._engine.open(owner, image, limits))
@@ -518,6 +541,12 @@ class _SlowModel:
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         self.gate.room.act(f"ask the model for step {request.step}")
         return self.model.reply(request, timeout_s=timeout_s, cancel=cancel)
+
+
+def drawn_trap(random: Random) -> Trap:
+    """At any act, or at one of the few that decide."""
+    word = random.choice(["", "", "", "/journal/0", "/journal/0", "snapshots", "/inbox/", "took", "extend", "close"])
+    return Trap(word, random.randint(1, random.choice([30, 120]) if word == "" else 8))
 
 
 @cache
