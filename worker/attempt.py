@@ -140,8 +140,8 @@ class _Attempt:
                 return self._lost(fault)
 
     def _worked(self, *, unsettled: bool) -> str:
-        """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also those of what
-        is done about another failure."""
+        """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also when they come
+        while another failure is dealt with."""
         try:
             return self._stages(unsettled=unsettled)
         except Cancelled as cancelled:
