@@ -50,7 +50,7 @@ def test_a_recorded_environment_is_found_by_digest(bench: Bench, source: Path) -
     """Takeover takes what the journal names."""
     task = bench.task(bench.repo(source), green="true")
     prepared = bench.prepare(task)
-    again = recorded(bench.archive, bench.sandbox, task, prepared.event())
+    again = recorded(bench.archive, bench.sandbox, prepared.event())
     assert (again.environment, again.baseline, again.image) == (
         prepared.environment,
         prepared.baseline,

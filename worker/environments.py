@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, IntegrityFault, NotFoundFault
 from worker.contract.events import Prepared as PreparedEvent
-from worker.contract.events import canonical, digest
+from worker.contract.events import SnapshotRef, canonical, digest
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.sandbox.protocol import Sandbox
@@ -40,8 +40,8 @@ class Prepared:
     def key(self) -> str:
         return self.environment.key
 
-    def event(self) -> PreparedEvent:
-        """How a journal records it."""
+    def event(self, snapshot: SnapshotRef | None = None) -> PreparedEvent:
+        """How a journal records it. snapshot: a fork's own level 0."""
         return PreparedEvent(
             environment_key=self.key,
             environment=self.digest,
@@ -50,6 +50,7 @@ class Prepared:
             image=self.environment.image,
             reused=self.reused,
             duration_ms=self.duration_ms,
+            snapshot=snapshot,
         )
 
 
@@ -62,7 +63,7 @@ def find(archive: Archive, key: str) -> tuple[PreparedEnvironment, str] | None:
     return PreparedEnvironment.model_validate_json(data), digest(data)
 
 
-def recorded(archive: Archive, sandbox: Sandbox, task: Task, event: PreparedEvent) -> Prepared:
+def recorded(archive: Archive, sandbox: Sandbox, event: PreparedEvent) -> Prepared:
     """What a run's `prepared` event names: for takeover and verdict, which trust digests and never the key.
 
     Raises IntegrityFault when the archive holds something else, EnvironmentFault("image") when this engine lacks
@@ -81,11 +82,12 @@ def recorded(archive: Archive, sandbox: Sandbox, task: Task, event: PreparedEven
         )
     baseline = None
     if event.baseline is not None:
-        key = keys.baseline(environment.key, checks_digest(task))
-        data = archive.get(key)
-        if digest(data) != event.baseline:
-            raise IntegrityFault(f"{key} is not the baseline this run was prepared with")
-        baseline = Baseline.model_validate_json(data)
+        # By its digest: a fork's limits may differ from those that its parent's baseline was measured under.
+        folder = keys.baseline_folder(environment.key)
+        measured = (data for key in archive.list(folder) if digest(data := archive.get(key)) == event.baseline)
+        if (stored := next(measured, None)) is None:
+            raise IntegrityFault(f"{folder} does not hold the baseline this run was prepared with")
+        baseline = Baseline.model_validate_json(stored)
     return Prepared(environment, name, image, baseline, event.baseline)
 
 
@@ -99,14 +101,14 @@ def held_image(sandbox: Sandbox, environment: PreparedEnvironment) -> str | None
 
 def restore_chain(archive: Archive, prepared: Prepared, run: Run | None = None) -> list[Iterable[bytes]]:
     """What Workspace.restore lays down, full one first: the environment's level 0, and the run's snapshots on it (or
-    since the run's own last level 0). Without a run: the untouched start."""
+    since the run's own last level 0), which a new fork takes from its parent. Without a run: the untouched start."""
     chain = run.chain if run else ()
     parts: list[Iterable[bytes]] = []
     if not chain or chain[0].level != 0:
         key = keys.environment_blob(prepared.key, prepared.environment.snapshot)
         parts.append(content_chunks(archive, key, prepared.environment.snapshot))
     if run is not None:
-        journal = Journal(archive, run.id)
+        journal = Journal(archive, run.snapshots_of or run.id)
         parts += [journal.get_snapshot(taken.object) for taken in chain if taken.object is not None]
     return parts
 

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from worker.contract.cancel import Cancel
-from worker.contract.errors import Fault
+from worker.contract.errors import EnvironmentFault, Fault
 from worker.contract.events import Event, Observation, Observed, Parked, Record, SnapshotRef, Steered, ToolCall
 from worker.contract.run import Run
 from worker.contract.task import Task
@@ -29,6 +29,7 @@ from worker.masking import mask_file
 from worker.sandbox.protocol import Command, Output, Result, Workspace, WorkspaceTooLarge
 from worker.station import Station
 from worker.store.inbox import Inbox
+from worker.store.lineage import inherited_blob
 from worker.tools import observe
 from worker.tools.tool import Answer, Tool, ToolContext
 
@@ -111,8 +112,8 @@ class AttemptHost:
         for message in waiting:
             if message.kind == "cancel":
                 return Stopped("cancel")  # consumed with the seal, in one segment: no crash may lose it
-            if message.kind != "closed":
-                self.commit(Steered(n=message.n, kind=message.kind, by=message.by, text=message.text))
+            # An attempt that died while it sealed left `closed`: taken in, it is void, and people can write again.
+            self.commit(Steered(n=message.n, kind=message.kind, by=message.by, text=message.text))
         return None
 
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
@@ -143,8 +144,16 @@ class AttemptHost:
         return self._ledger.settle()
 
     def restore(self) -> None:
-        """Lay the workspace down as the last commit left it."""
+        """Lay the workspace down as the last commit left it. A fork's first act is a level 0 of its own. Raises
+        EnvironmentFault when that is too large."""
         self._restore(self.run)
+        if not self.run.snapshots_of:
+            return
+        try:
+            level_0, _ = self._saved(0, full=True)
+        except WorkspaceTooLarge as error:
+            raise EnvironmentFault("repository", f"the workspace is too large to fork: {error}") from error
+        self._ledger.commit(self._prepared.event(level_0))
 
     def _restore(self, run: Run) -> None:
         self._workspace.restore(restore_chain(self._station.archive, self._prepared, run))
@@ -172,13 +181,15 @@ class AttemptHost:
         if not writes:
             return Observed(observation=observation)
         try:
-            return Observed(observation=observation, **self._snapshot(before))
+            snapshot, changed = self._saved(len(before.chain), full=len(before.chain) >= FULL_EVERY)
+            return Observed(observation=observation, snapshot=snapshot, files=changed)
         except WorkspaceTooLarge as error:
             self._restore(before)
             return Observed(observation=observe.with_error(observation, str(error)))
 
-    def _snapshot(self, before: Run) -> dict[str, Any]:
-        taken = self._workspace.snapshot(full=len(before.chain) >= FULL_EVERY)
+    def _saved(self, below: int, *, full: bool) -> tuple[SnapshotRef, tuple[str, ...]]:
+        """The workspace, stored on top of `below` others or as a level 0, and the paths that changed."""
+        taken = self._workspace.snapshot(full=full)
         stored, path = None, taken.path
         if path is not None:
             put_snapshot = self._ledger.journal.put_snapshot
@@ -186,11 +197,11 @@ class AttemptHost:
                 stored = self._ledger.patiently(lambda: put_snapshot(path))
             finally:
                 path.unlink(missing_ok=True)
-        level = 0 if taken.full else len(before.chain) + 1
+        level = 0 if taken.full else below + 1
         reference = SnapshotRef(
             listing=taken.listing, tree=taken.tree, object=stored, level=level if stored else 0, bytes=taken.bytes
         )
-        return {"snapshot": reference, "files": tuple(self._station.redactor.text(path) for path in taken.files)}
+        return reference, tuple(self._station.redactor.text(path) for path in taken.files)
 
     def _bounded(self, command: Command) -> Command:
         left_s = max(1.0, self._task.limits.working_time_s - self.working_s())
@@ -210,5 +221,7 @@ class AttemptHost:
             event = record.event
             if isinstance(event, Observed) and event.observation.call_id == call_id:
                 blob = event.observation.blob
+                if blob is not None and record.seq == 0:
+                    return inherited_blob(self._station.archive, self.run.id, blob)
                 return self._ledger.journal.get_blob(blob) if blob else event.observation.output.encode()
         return None
