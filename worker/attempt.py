@@ -140,7 +140,7 @@ class _Attempt:
                 return self._lost(fault)
 
     def _worked(self, *, unsettled: bool) -> str:
-        """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also when they come
+        """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also when one comes
         while another failure is dealt with."""
         try:
             return self._stages(unsettled=unsettled)
@@ -363,7 +363,7 @@ class _Attempt:
         )
 
     def _beat(self) -> None:
-        """In the heartbeat thread: a cancel ends what runs now; other mail waits for the loop."""
+        """At each beat of the lease: a cancel ends what runs now; other mail waits for the loop."""
         now = time.monotonic()
         hinted = self.station.hints.poked([f"run:{self.run_id}"]).get(f"run:{self.run_id}", -1)
         if hinted <= self.hinted and now - self.looked < self.station.settings.inbox_poll_s:

@@ -36,7 +36,6 @@ class Lease:
         self._token = secrets.token_hex(16)
         self._renewed = 0.0
         self._done = threading.Event()
-        self._on_beat: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._beat, name=f"lease {self.name}", daemon=True)
 
     def __enter__(self) -> Lease:
@@ -58,8 +57,17 @@ class Lease:
             LOG.warning("lease_not_released", lease=self.name, fault=str(fault))
 
     def each_beat(self, act: Callable[[], None]) -> None:
-        """Call act every hint_poll_s in the heartbeat's thread (hints and inboxes are looked at there)."""
-        self._on_beat = act
+        """Call act every hint_poll_s (it looks at hints and inboxes), in a thread of its own that nobody waits for: a
+        store that is slow to answer costs neither the lease nor the end of the attempt."""
+
+        def look() -> None:
+            while not self._done.wait(self._settings.hint_poll_s):
+                try:
+                    act()
+                except (HintsFault, StoreFault) as fault:
+                    LOG.warning("beat_failed", lease=self.name, fault=str(fault))  # the next one looks again
+
+        threading.Thread(target=look, name=f"mail {self.name}", daemon=True).start()
 
     @property
     def current(self) -> bool:
@@ -81,11 +89,6 @@ class Lease:
             if time.monotonic() >= due or not self.current:
                 due = time.monotonic() + self._settings.heartbeat_s
                 self._extend()
-            try:
-                if self._on_beat is not None:
-                    self._on_beat()
-            except (HintsFault, StoreFault) as fault:
-                LOG.warning("beat_failed", lease=self.name, fault=str(fault))  # the next one looks again
 
     def _extend(self) -> None:
         asked = time.monotonic()
