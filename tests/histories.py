@@ -210,7 +210,7 @@ def _struck(world: World, claimed: Record, until: Record, *, anybody: bool = Tru
 def _listened(world: World, run: str, records: list[Record]) -> Iterator[str]:
     """The inbox is closed, and whatever won a number before that was taken in, a cancel as the outcome."""
     messages = Inbox(world.archive, run).read()  # type: ignore[arg-type]
-    if [message.kind for message in messages].count("closed") != 1 or messages[-1].kind != "closed":
+    if not messages or messages[-1].kind != "closed":
         yield f"{run}: the inbox ends with {[message.kind for message in messages]}"
     taken = [record.event.n for record in records if isinstance(record.event, Steered)]
     if taken != sorted(set(taken)):

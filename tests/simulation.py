@@ -35,11 +35,13 @@ class Crash(BaseException):
 
 @dataclass
 class Trap:
-    """Waits in a process for the nth act whose name holds word: then the process dies, or freezes for pause_s."""
+    """Waits in a process for the nth act whose name holds word: then the process dies, or freezes for pause_s. alone:
+    only the actor that acts is held up, by an answer that does not come."""
 
     word: str
     nth: int
     pause_s: float | None = None
+    alone: bool = False
 
     def springs(self, what: str) -> bool:
         if self.word not in what:
@@ -159,6 +161,9 @@ class Simulation:
         if trap.pause_s is None:
             self.kill(process)
             raise Crash
+        if trap.alone:
+            self.sleep(trap.pause_s)
+            return
         self.trace.append(f"{self.now:9.3f} {process.name} freezes for {trap.pause_s:.0f} s")
         self.blows.append((self.now, process.name))
         process.frozen_until = self.now + trap.pause_s

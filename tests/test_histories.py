@@ -61,17 +61,30 @@ def test_a_seed_is_one_history(seed: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "weather",
+    "trap",
     [
         pytest.param(
-            Weather(traps=tuple((f"worker-{one}.1", Trap("get runs/run-0/task.json", 1, 95.0)) for one in "ab")),
-            id="a worker held up between lease and claim takes the run from nobody",
+            Trap("get runs/run-0/task.json", 1, 95),
+            id="a worker that was held up between lease and claim took the run from the one that worked on it",
+        ),
+        pytest.param(
+            Trap("list runs/run-0/inbox", 1, 90, alone=True),
+            id="a store that was slow to answer about the inbox held up the heartbeat",
         ),
     ],
 )
-def test_what_once_went_wrong(weather: Weather, folder: Path) -> None:
-    """Each of these histories broke an invariant before a repair that its name tells."""
+def test_what_once_went_wrong(trap: Trap, folder: Path) -> None:
+    """Each of these histories, with the same trap in both workers, broke an invariant before it was repaired."""
+    weather = Weather(traps=tuple((name, trap) for name in ("worker-a.1", "worker-b.1")))
     assert play(0, folder, weather=weather).problems == []
+
+
+def test_an_ending_that_meets_an_absent_store_gives_the_run_back(folder: Path) -> None:
+    """A cancelled attempt whose store is away while it closes the inbox yields: nobody calls it a lost worker."""
+    weather = Weather(people=((20, "cancel", 0),), store_away=((21.5, 27),), slow_s=0.01)
+    played = play(0, folder, weather=weather)
+    assert played.problems == []
+    assert played.results["run-0"]["sealed"]["outcome"] == "cancelled"
 
 
 def test_a_store_that_overwrites_is_found_out(folder: Path) -> None:

@@ -52,7 +52,9 @@ FAULTS_S = 120.0
 SKEW_S = 4.0
 """How far two clocks are apart at most."""
 STUCK_S = 90.0
-"""The longest that an answer, or a write on its way, may take: two leases."""
+"""The longest that an answer of the store, or a write on its way, may take: two leases."""
+HINTS_STUCK_S = 20.0
+"""The longest that an answer of Redis may take: then Hints gives up (hints.py)."""
 
 REPAIR = """
 - text: I look at it.
@@ -258,10 +260,10 @@ class World:
         process = Process(name, skew_s=random.uniform(-SKEW_S / 2, SKEW_S / 2) if self.weather.slow_s else 0.0)
         if self._kills and self.chance(0.7):
             self._kills -= 1
-            process.traps.append(drawn_trap(random))
+            process.traps.append(drawn_trap(random, name))
         if self._freezes and self.chance(0.7):
             self._freezes -= 1
-            process.traps.append(replace(drawn_trap(random), pause_s=random.choice([5, 40, 70, 120])))
+            process.traps.append(replace(drawn_trap(random, name), pause_s=random.choice([5, 40, 70, 120, 120])))
         process.traps += [replace(trap) for of, trap in self.weather.traps if of == name]
         self.processes.append(process)
         return process
@@ -391,19 +393,18 @@ class _Gate:
     def __init__(self, world: World, process: Process) -> None:
         self.world, self.process, self.room = world, process, world.room
 
-    def lag(self) -> None:
-        """As long as the network takes, which may be longer than a lease."""
+    def lag(self, stuck_s: float) -> None:
+        """As long as the network takes, or now and then as long as a client waits for an answer at most."""
         random, weather = self.room.random, self.world.weather
         if self.world.chance(weather.stuck):
-            self.room.blows.append((self.room.now, self.process.name))
-            self.room.sleep(random.uniform(5, STUCK_S))
+            self.room.sleep(random.uniform(5, stuck_s))
         elif weather.slow_s and random.random() < 0.5:
             self.room.sleep(random.expovariate(1 / weather.slow_s))
 
     def store(self, what: str, act: Callable[[], T], *, writes: bool) -> T:
         room, world, weather = self.room, self.world, self.world.weather
         room.act(what)
-        self.lag()
+        self.lag(STUCK_S)
         refused = world.bad(weather.store_away) or world.chance(weather.store_faults)
         how = room.random.choice(["refused", "answer lost", "late"]) if refused and writes else "refused"
         if refused and how != "answer lost":
@@ -414,7 +415,7 @@ class _Gate:
         answer = act()
         if writes:
             room.act(f"{what}: done")
-        self.lag()
+        self.lag(STUCK_S)
         if refused:
             raise StoreFault(f"{what}: the answer was lost")
         return answer
@@ -428,7 +429,7 @@ class _Gate:
             room.sleep(room.random.uniform(0, 10))
             raise HintsFault(f"{what}: no answer")
         if room.random.random() < 0.2:
-            self.lag()
+            self.lag(HINTS_STUCK_S)
         answer = act()
         if refused:
             raise HintsFault(f"{what}: the answer was lost")
@@ -543,10 +544,11 @@ class _SlowModel:
         return self.model.reply(request, timeout_s=timeout_s, cancel=cancel)
 
 
-def drawn_trap(random: Random) -> Trap:
-    """At any act, or at one of the few that decide."""
-    word = random.choice(["", "", "", "/journal/0", "/journal/0", "snapshots", "/inbox/", "took", "extend", "close"])
-    return Trap(word, random.randint(1, random.choice([30, 120]) if word == "" else 8))
+def drawn_trap(random: Random, name: str) -> Trap:
+    """At any act of that process, or at one of the few that decide."""
+    words = ["ring", "/inbox/", "create", "/journal/"] if name.startswith("scheduler") else DECISIVE
+    word = random.choice(["", "", *words])
+    return Trap(word, random.randint(1, random.choice([30, 120]) if word == "" else random.choice([3, 25])))
 
 
 @cache
@@ -570,6 +572,9 @@ def _short(key: str) -> str:
     """A key without what differs from history to history of one seed (nonces make digests of segments)."""
     return key if len(key) < 60 else f"{key[:48]}..."
 
+
+DECISIVE = ["create runs", "create runs", "create runs", "snapshots", "/inbox/", "took", "extend", "close"]
+"""Words of a worker's acts at which it is bad to die or to stand still."""
 
 CALM = replace(Weather(), scenarios=("repair", "commands"))
 """A day on which everything works: what a run's result is compared with."""
