@@ -1,0 +1,51 @@
+"""A night over published packages, with the pieces of deploy/night.sh: an independent script must agree with every
+verdict. Needs the package index."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deployments import Deployment
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
+
+NIGHT = Path(__file__).parents[1] / "deploy" / "night"
+
+
+def program(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program of deploy/night, as the script runs it."""
+    command = [sys.executable, str(NIGHT / name), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def night(deployment: Deployment, place: Path, *packages: str) -> None:
+    """Fetch, submit, and let the independent script judge."""
+    fetched = program("fetch.py", place / "sdists", *packages)
+    assert fetched.returncode == 0, fetched.stderr
+    targets = [{"repo": line} for line in fetched.stdout.splitlines()]
+    assert len(targets) >= len(packages)
+    manifest = place / "night.yaml"
+    manifest.write_text((NIGHT / "night.yaml").read_text() + f"targets: {json.dumps(targets)}\n")
+    done = deployment.dawn("submit", manifest, "--json", timeout_s=1200)
+    assert done.code == 0, done
+    rows = done.json["runs"]
+    assert [(row["outcome"], row["verdict"]) for row in rows] == [("changed", "verified")] * len(targets), rows
+    judged = program("verify.py", deployment.archive_url.removeprefix("file://"))
+    assert judged.stdout.splitlines()[-1] == f"{len(targets)} of {len(targets)} verdicts agree", judged
+    assert judged.returncode == 0
+    assert deployment.left() == []
+
+
+def test_an_independent_script_agrees_over_three_packages(deployment: Deployment, tmp_path: Path) -> None:
+    """A codemod changes three real packages, their own tests are green, and whoever measures again says so too."""
+    night(deployment, tmp_path, "cachetools", "inflection", "xmltodict")
+
+
+@pytest.mark.full
+def test_an_independent_script_agrees_over_all_packages(deployment: Deployment, tmp_path: Path) -> None:
+    """The same over every package of deploy/night/packages.toml."""
+    night(deployment, tmp_path)
