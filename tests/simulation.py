@@ -35,13 +35,14 @@ class Crash(BaseException):
 
 @dataclass
 class Trap:
-    """Waits in a process for the nth act whose name holds word: then the process dies, or freezes for pause_s. alone:
-    only the actor that acts is held up, by an answer that does not come."""
+    """Waits in a process for the nth act whose name holds word: then the process dies, or freezes for pause_s, or is
+    told error. alone: only the actor that acts is held up, by an answer that does not come."""
 
     word: str
     nth: int
     pause_s: float | None = None
     alone: bool = False
+    error: Exception | None = None
 
     def springs(self, what: str) -> bool:
         if self.word not in what:
@@ -158,6 +159,8 @@ class Simulation:
                 self._spring(process, trap)
 
     def _spring(self, process: Process, trap: Trap) -> None:
+        if trap.error is not None:
+            raise trap.error
         if trap.pause_s is None:
             self.kill(process)
             raise Crash
