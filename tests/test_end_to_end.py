@@ -256,6 +256,25 @@ def test_nothing_is_left_while_the_stack_goes_on(stack: Deployment, repaired: di
     assert wait_for(lambda: stack.left() == [], 30)
 
 
+def test_a_killed_command_is_finished_by_the_next(deployment: Deployment, tmp_path: Path) -> None:
+    """kill -9 of `dawn run` takes its whole stack along; the same command with the same key goes on where it was."""
+    (tmp_path / "fix.yaml").write_text(SCRIPT.replace("- text: It", "- delay_s: 3\n  text: It"))
+    asked = ("--check", CHECK, "--model", f"scripted:{tmp_path / 'fix.yaml'}", "--key", "k", "Make it 42.")
+    words = ("run", "--repo", repository(tmp_path / "code"), *asked)
+    with deployment.begun(*words) as first:
+        [run] = wait_for(deployment.runs)
+        deployment.awaited(run, "observed", 2)
+        first.kill()
+    before = deployment.events(run)
+    assert before[-1].type != "sealed"
+    [row] = deployment.ran(*words)
+    assert (row["run"], row["outcome"], row["verdict"]) == (run, "changed", "verified")
+    after = deployment.events(run)
+    assert after[: len(before)] == before
+    assert [event.type for event in after].count("observed") == 2
+    assert deployment.left() == []
+
+
 def s3_environment(settings: Settings) -> dict[str, str]:
     return {
         "DAWN_S3_ENDPOINT_URL": str(settings.s3_endpoint_url),
