@@ -13,7 +13,7 @@ from sandboxes import ARCHIVE
 
 from worker import ledger as ledgers
 from worker import loop
-from worker.contract.errors import EngineFault, FencedFault, KeeperFault, ProviderFault, StoreFault
+from worker.contract.errors import ConflictFault, EngineFault, FencedFault, KeeperFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Finished,
     Observation,
@@ -30,6 +30,8 @@ from worker.host import Stopped
 from worker.hosting import AttemptHost
 from worker.sandbox.sandbox import DockerSandbox
 from worker.sandbox.workspace import DockerWorkspace
+from worker.station import utc_now
+from worker.store.inbox import Inbox
 from worker.tools.toolset import Toolset
 
 pytestmark = pytest.mark.docker
@@ -294,6 +296,23 @@ def test_a_cancel_while_a_commit_is_under_way_keeps_the_call(hosts: Hosts) -> No
         gate.open()
         host.commit(Sealed(outcome="cancelled"))
     assert types(hosts) == ["replied", "observed", "sealed"]
+
+
+def test_an_inbox_that_a_dying_sealer_closed_opens_again(hosts: Hosts) -> None:
+    """The attempt that closed it died before its seal: the next one goes on, and can be cancelled as ever."""
+    inbox = Inbox(hosts.archive, hosts.run)
+    inbox.close(0, by="dying", at=utc_now())
+    with pytest.raises(ConflictFault):
+        inbox.put("cancel", by="ann", at=utc_now())
+    with hosts.host() as host:
+        host._mail.set()
+        assert host.inbox() is None
+        assert inbox.put("cancel", by="ann", at=utc_now()).n == 1
+        host._mail.set()
+        assert host.inbox() == Stopped("cancel")
+        assert [message.kind for message in inbox.close(host.run.inbox_seen, by="w", at=utc_now())] == ["cancel"]
+    with pytest.raises(ConflictFault):
+        inbox.put("message", by="ann", at=utc_now())
 
 
 def test_a_drain_settles_before_it_yields(hosts: Hosts) -> None:

@@ -1,7 +1,8 @@
 """Owns a run's inbox: numbered, create-only messages from people to a run. Refuses to act on them.
 
 Whoever seals a run first creates the next number as `closed`: a writer who comes later is told so, and a message
-that won that number is read before the seal.
+that won that number is read before the seal. A `closed` that the journal has taken in (`steered`) is void: whoever
+wrote it died before the seal, and the run went on.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from worker.contract.errors import ConflictFault, IntegrityFault
+from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
 from worker.contract.events import canonical
 from worker.contract.task import Frozen
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.journal import Journal
 
 Kind = Literal["message", "cancel", "pause", "unpause", "closed"]
 
@@ -54,7 +56,7 @@ class Inbox:
         n = 0
         while True:
             waiting = self.read(n)
-            if waiting and waiting[-1].kind == "closed":
+            if waiting and waiting[-1].kind == "closed" and not self._void(waiting[-1]):
                 raise ConflictFault(f"run {self.run} has ended and takes no messages", hint="see it: dawn show")
             n = waiting[-1].n + 1 if waiting else n
             message = Message(n=n, kind=kind, by=by, at=at, text=text)
@@ -71,3 +73,9 @@ class Inbox:
                     self.put("closed", by=by, at=at)
                 continue
             return waiting[:-1]
+
+    def _void(self, closed: Message) -> bool:
+        try:
+            return Journal(self._archive, self.run).load().inbox_seen > closed.n
+        except NotFoundFault:
+            return False
