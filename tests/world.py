@@ -258,10 +258,11 @@ class World:
     def _process(self, name: str) -> Process:
         random = self.room.random
         process = Process(name, skew_s=random.uniform(-SKEW_S / 2, SKEW_S / 2) if self.weather.slow_s else 0.0)
-        if self._kills and self.chance(0.7):
+        share = 0.8 if name.startswith("worker") else 0.25
+        if self._kills and self.chance(share):
             self._kills -= 1
             process.traps.append(drawn_trap(random, name))
-        if self._freezes and self.chance(0.7):
+        if self._freezes and self.chance(share):
             self._freezes -= 1
             process.traps.append(replace(drawn_trap(random, name), pause_s=random.choice([5, 40, 70, 120, 120])))
         process.traps += [replace(trap) for of, trap in self.weather.traps if of == name]
@@ -472,6 +473,12 @@ class StormyArchive:
     def list(self, prefix: str, *, after: str = "") -> Iterator[str]:
         return self._gate.store(f"list {prefix}", lambda: self._archive.list(prefix, after=after), writes=False)
 
+    def overwrite(self, key: str, data: bytes) -> None:
+        self._gate.store(f"overwrite {_short(key)}", lambda: self._archive.overwrite(key, data), writes=True)
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        return self._gate.store(f"folders {prefix}", lambda: self._archive.folders(prefix), writes=False)
+
     def delete(self, keys: Iterable[str]) -> None:
         wanted = list(keys)
         self._gate.store("delete", lambda: self._archive.delete(wanted), writes=True)
@@ -548,7 +555,7 @@ def drawn_trap(random: Random, name: str) -> Trap:
     """At any act of that process, or at one of the few that decide."""
     words = ["ring", "/inbox/", "create", "/journal/"] if name.startswith("scheduler") else DECISIVE
     word = random.choice(["", "", *words])
-    return Trap(word, random.randint(1, random.choice([30, 120]) if word == "" else random.choice([3, 25])))
+    return Trap(word, random.randint(1, random.choice([30, 120]) if word == "" else random.choice([3, 10, 25])))
 
 
 @cache
