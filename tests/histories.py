@@ -14,7 +14,8 @@ from typing import Any
 
 import structlog
 from simulation import EPOCH_S, installed, simulation
-from world import ARCHIVE_ID, CALM, FAULTS_S, SETTINGS, SKEW_S, Weather, World
+from weather import SKEW_S, Weather
+from world import ARCHIVE_ID, CALM, SETTINGS, World
 
 from worker.contract.errors import Fault
 from worker.contract.events import (
@@ -33,8 +34,9 @@ from worker.contract.run import Run, fold
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 
-BOUND_S = 600.0
-"""How long after the last fault every run must have ended: three leases, three back-offs, and the work itself."""
+BOUND_S = 210.0
+"""How long after the last fault every run must have ended: a lease, a doorbell rung again, a back-off, and 75 s of
+work, some of it in turns."""
 
 TIDY_S = 60.0
 """How long after its end nothing of a run may be left (plan, section 7)."""
@@ -82,7 +84,7 @@ def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only
         with simulation(seed) as room:
             world = World(room, folder, wanted, create_only=create_only)
             world.start()
-            while room.now < FAULTS_S + BOUND_S and (room.now < _ends(wanted) or _unfinished(world)):
+            while room.now < world.quiet_s() + BOUND_S and (room.now < _ends(wanted) or _unfinished(world)):
                 room.sleep(2)
             problems = [f"{run} has not ended {BOUND_S:.0f} s after the faults" for run in _unfinished(world)]
             ended = room.now

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doubles import MemorySandbox
+from double_sandbox import MemorySandbox
 from sandboxes import SMALL, owner
 
 from worker.contract.cancel import Cancel

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from histories import play
 from simulation import Trap
-from world import Weather
+from weather import Weather
 
 from worker.contract.errors import StoreFault
 
