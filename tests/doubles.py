@@ -1,5 +1,5 @@
 """Owns stand-ins of the outside world that keep our own protocols: an archive and Redis hints, both in memory (the
-engine is in double_sandbox.py). Refuses to misbehave by itself (world.py makes weather): each passes its protocol's conformance suite.
+engine is in double_sandbox.py). Refuses to misbehave by itself (gates.py does): both pass their conformance suites.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from worker.contract.errors import (
-    IntegrityFault,
-    NotFoundFault,
-)
+from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.store import keys
 from worker.store.archive import prove_create_only
 from worker.store.hints import CONTROL_TTL_S, WorkerOffer

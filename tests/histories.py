@@ -13,7 +13,8 @@ from random import Random
 from typing import Any
 
 import structlog
-from simulation import EPOCH_S, installed, simulation
+from simulation import EPOCH_S, simulation
+from stands import installed
 from weather import SKEW_S, Weather
 from world import ARCHIVE_ID, CALM, SETTINGS, World
 
