@@ -61,7 +61,7 @@ def freeze(
     for target, (repo, entry) in zip(_target_ids(repos), zip(repos, frozen, strict=True), strict=True):
         tasks.append(
             Task(
-                run=f"{_slug(repo.label)}-{digest(canonical([name, target, 0]))[:ID_DIGITS]}",
+                run=run_id(name, repo, target),
                 batch=name,
                 target=target,
                 lane=lane,
@@ -75,7 +75,7 @@ def freeze(
                 limits=manifest.limits,
             )
         )
-    return Batch(name, text.encode(), _targets_json(name, tasks), tuple(tasks))
+    return Batch(name, text.encode(), targets_json(name, tasks, text.encode()), tuple(tasks))
 
 
 def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
@@ -102,7 +102,13 @@ def runs_of(targets: bytes) -> list[str]:
     return [str(target["run"]) for target in json.loads(targets)["targets"]]
 
 
-def _targets_json(batch: str, tasks: Sequence[Task]) -> bytes:
+def run_id(batch: str, repo: Repo, target: str) -> str:
+    """A function of what was asked, so that a repeated submit names the same run."""
+    return f"{_slug(repo.label)}-{digest(canonical([batch, target, 0]))[:ID_DIGITS]}"
+
+
+def targets_json(batch: str, tasks: Sequence[Task], manifest: bytes) -> bytes:
+    """What a batch consists of, with the digest of the manifest beside it."""
     targets: list[dict[str, Any]] = [
         {
             "target": task.target,
@@ -112,7 +118,7 @@ def _targets_json(batch: str, tasks: Sequence[Task]) -> bytes:
         }
         for task in tasks
     ]
-    return canonical({"v": TARGETS_VERSION, "batch": batch, "targets": targets})
+    return canonical({"v": TARGETS_VERSION, "batch": batch, "manifest": digest(manifest), "targets": targets})
 
 
 def _target_ids(repos: Sequence[Repo]) -> Iterator[str]:

@@ -49,7 +49,8 @@ def cells(view: View) -> tuple[str, ...]:
     """One run as a line of the table (HEADINGS)."""
     task, run = view.task, view.run
     outcome, verdict = (run.sealed.outcome, run.sealed.verdict or "-") if run.sealed else (run.status, "-")
-    return task.run, task.target, outcome, verdict, str(run.steps), duration(run.working_s), cost(run), _detail(run)
+    spent = str(run.steps), duration(run.working_s), run.cost_text
+    return task.run, task.target, outcome, verdict, *spent, _detail(run)
 
 
 def counts(views: Sequence[View], named: int) -> str:
@@ -59,16 +60,6 @@ def counts(views: Sequence[View], named: int) -> str:
     told = [f"{number} {state}" for state, number in sorted(states.items())]
     missing = named - len(views)
     return ", ".join([*told, f"{missing} not written"] if missing else told)
-
-
-def cost(run: Run) -> str:
-    """`$0.12`, `at least $0.12` when a reply had no price, `unknown` when none had."""
-    amount = (
-        f"${run.cost_microusd / 1e6:.4f}" if 0 < run.cost_microusd < 10_000 else f"${run.cost_microusd / 1e6:.2f}"
-    )
-    if run.cost_known:
-        return amount
-    return f"at least {amount}" if run.cost_microusd else "unknown"
 
 
 def duration(seconds: float) -> str:
@@ -90,6 +81,9 @@ def summary(view: View, now: datetime) -> list[tuple[str, str]]:
             lines.append(("failure", f"{run.sealed.failure}: {run.sealed.failure.detail}"))
         if run.sealed.detail:
             lines.append(("detail", run.sealed.detail))
+    if task.fork:
+        said = f", told: {task.fork.message}" if task.fork.message else ""
+        lines.append(("forked", f"from {task.fork.run} at step {task.fork.step}{said}"))
     if task.prompt:
         lines.append(("asked", task.prompt.strip()))
     if task.commands:
@@ -99,7 +93,7 @@ def summary(view: View, now: datetime) -> list[tuple[str, str]]:
         lines.append(("checks", _checks(run.verdict)))
         lines += _files(run.verdict)
     tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
-    lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {cost(run)}"))
+    lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {run.cost_text}"))
     if run.plan:
         lines.append(("plan", "\n".join(f"[{_MARKS[item.status]}] {item.text}" for item in run.plan)))
     if run.finished and run.finished.text:

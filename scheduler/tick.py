@@ -18,12 +18,13 @@ import structlog
 
 from scheduler.control import SUBMITTED
 from scheduler.plan import USUAL_CLAIM_S, Close, Pool, Ring, Seen, Slots, plan
-from scheduler.seal import seal
+from scheduler.seal import BY, seal
 from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.damage import end_damaged
 from worker.store.hints import Hints
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
@@ -177,6 +178,9 @@ class Scheduler:
         self._open.pop(name, None)
         self._broken[name] = str(fault)
         log.error("a run cannot be read", run=name, fault=str(fault)[:FAULT_CHARS])
+        alone = self._now() >= self._settled_at and not self._hints.held([f"run:{name}"])
+        if isinstance(fault, IntegrityFault) and alone:
+            end_damaged(self._archive, name, by=BY, at=self._stamp())
 
     def _look(self) -> tuple[set[str], set[str]]:
         """Runs with a living attempt, and runs with an unanswered doorbell. Where that changed, fold again."""

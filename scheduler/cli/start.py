@@ -68,7 +68,7 @@ def run(
         "task": {"prompt": prompt, "commands": command or [], "model": model},
         "environment": {"image": image, **({} if setup is None else {"setup": setup})},
         "checks": check or [],
-        "limits": dict(_limit(text) for text in limit or []),
+        "limits": dict(limit_of(text) for text in limit or []),
     }
     loaded = parse(encoder.dumps(data, indent=2) + "\n", COMMAND_LINE, Path.cwd(), where.limits)
     archive = edge.archive(where)
@@ -80,7 +80,7 @@ def run(
         lane="interactive",
         secret=_secret(secret),
     )
-    _go([batch], archive, where, detach=detach, as_json=json)
+    go([batch], archive, where, detach=detach, as_json=json)
 
 
 def submit(
@@ -96,7 +96,7 @@ def submit(
     where = edge.settings()
     loaded = load(Path(file), where.limits)
     archive = edge.archive(where)
-    _go([batch_of(loaded, archive, say=terminal.say)], archive, where, detach=detach, as_json=json)
+    go([batch_of(loaded, archive, say=terminal.say)], archive, where, detach=detach, as_json=json)
 
 
 def demo() -> None:
@@ -128,7 +128,8 @@ def demo() -> None:
     raise typer.Exit(130 if interrupted else 1 if wrong or len(views) < len(batches) else 0)
 
 
-def _go(batches: list[Batch], archive: Archive, where: Settings, *, detach: bool, as_json: bool) -> None:
+def go(batches: list[Batch], archive: Archive, where: Settings, *, detach: bool, as_json: bool) -> None:
+    """Submit the batches and end the command: at once, or when their runs have ended."""
     from scheduler import launch
     from scheduler.cli import edge
     from worker.contract.errors import ExitCode
@@ -174,7 +175,8 @@ def _tell(runs: list[str], archive: Archive, *, as_json: bool) -> list[Any]:
     return found
 
 
-def _limit(text: str) -> tuple[str, Any]:
+def limit_of(text: str) -> tuple[str, Any]:
+    """Name and value of `name=value`. Raises UsageFault."""
     import json
 
     from worker.contract.errors import UsageFault

@@ -57,6 +57,10 @@ class Archive(Protocol):
         A store may go on naming a folder for some time after its last object was deleted."""
         ...
 
+    def aged(self, prefix: str, *, older_than_s: float) -> Iterator[str]:
+        """Keys below prefix (as for `list`) that were written longer ago than that, by the store's clock."""
+        ...
+
     def delete(self, keys: Iterable[str]) -> None:
         """Remove markers and expired objects. A key that is already gone is success."""
         ...

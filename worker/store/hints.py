@@ -37,6 +37,8 @@ CONTROL_TTL_S: Final = 600
 SPENT_TTL_S: Final = 8 * 86400
 """Counters outlive any day or run they count, and are folded again when missing."""
 
+SCAN_BATCH: Final = 1000
+
 OLDEST_REDIS: Final = (7, 0)
 """Script flags came with Redis 7; every Valkey has them."""
 
@@ -232,6 +234,14 @@ class Hints:
         """Leave a mark that only a wiped Redis loses."""
         with redis_faults():
             self._redis.set("dawn:epoch", value)
+
+    def forget(self) -> None:
+        """Drop the epoch, doorbells, control hints and counters, as a wiped Redis would have; leases and offers stay,
+        because whoever keeps them alive is."""
+        with redis_faults():
+            for kind in ("spent:*", "control:*", "bell*", "epoch"):
+                for key in self._redis.scan_iter(f"dawn:{kind}", count=SCAN_BATCH):
+                    self._redis.delete(key)
 
     def close(self) -> None:
         """Close the connections; a later command opens new ones."""

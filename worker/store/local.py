@@ -105,6 +105,13 @@ class LocalArchive:
         keys.check_folder(prefix)
         return (name[:-1] for name in self._entries(prefix) if name.endswith("/"))
 
+    def aged(self, prefix: str, *, older_than_s: float) -> Iterator[str]:
+        limit = time.time() - older_than_s
+        for key in self.list(prefix):
+            with _reading(key), suppress(FileNotFoundError):  # deleted meanwhile
+                if self._path(key).stat().st_mtime < limit:
+                    yield key
+
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self._path(key)

@@ -98,12 +98,11 @@ class S3Archive:
             return None
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[str]:
-        keys.check_folder(prefix)
-        for page in self._pages(prefix, {"StartAfter": self._prefix + after} if after else {}):
-            for entry in page.get("Contents", ()):
-                key = entry["Key"].removeprefix(self._prefix)
-                if key > after and not key.endswith("/"):  # some tools leave empty objects as folders
-                    yield key
+        return (key for key, _ in self._objects(prefix, after))
+
+    def aged(self, prefix: str, *, older_than_s: float) -> Iterator[str]:
+        limit = datetime.now(UTC) - timedelta(seconds=older_than_s)
+        return (key for key, written in self._objects(prefix, "") if written < limit)
 
     def folders(self, prefix: str) -> Iterator[str]:
         keys.check_folder(prefix)
@@ -176,6 +175,15 @@ class S3Archive:
     def _head(self, key: str) -> Any:
         with self._translated(key):
             return self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+
+    def _objects(self, prefix: str, after: str) -> Iterator[tuple[str, datetime]]:
+        """Keys greater than `after`, and when each was written."""
+        keys.check_folder(prefix)
+        for page in self._pages(prefix, {"StartAfter": self._prefix + after} if after else {}):
+            for entry in page.get("Contents", ()):
+                key = entry["Key"].removeprefix(self._prefix)
+                if key > after and not key.endswith("/"):  # some tools leave empty objects as folders
+                    yield key, entry["LastModified"]
 
     def _pages(self, prefix: str, options: dict[str, Any]) -> Iterator[Any]:
         with self._translated(prefix):

@@ -1,0 +1,74 @@
+"""Owns checking runs and batches against their digests. Refuses to repair: it says what is wrong, and where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.runs import Found, runs_in
+from worker.contract.errors import Fault, NotFoundFault, StoreFault
+from worker.contract.events import canonical, digest
+from worker.store import keys
+from worker.store.archive import Archive
+from worker.store.evidence import Tally
+from worker.store.journal import Journal
+
+
+@dataclass
+class Checked:
+    """problems: one line each, the first one of a run names the first thing that is wrong with it."""
+
+    runs: list[str]
+    problems: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+
+def check(archive: Archive, found: Found) -> Checked:
+    """Every byte that the run, or any run of the batch, names. Raises StoreFault."""
+    if found.kind == "run":
+        checked = Checked([found.id])
+    else:
+        problems = list(_batch_problems(archive, found.id))
+        try:
+            checked = Checked(runs_in(archive, found), problems)
+        except (Fault, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, StoreFault):
+                raise
+            checked = Checked([], problems or [f"{keys.batch_targets(found.id)} cannot be read: {error}"])
+    for run in checked.runs:
+        try:
+            checked.problems += Journal(archive, run).verify(checked.tally)
+        except NotFoundFault as fault:
+            checked.problems.append(fault.message)
+    return checked
+
+
+def _batch_problems(archive: Archive, batch: str) -> list[str]:
+    """Of manifest.yaml and targets.json: each target's line must be what its run was asked."""
+    key = keys.batch_targets(batch)
+    try:
+        data = archive.get(key)
+        targets: dict[str, Any] = json.loads(data)
+        if canonical(targets) != data or (targets["v"], targets["batch"]) != (1, batch):
+            return [f"{key} is not the bytes that were written"]
+        problems = []
+        if digest(archive.get(keys.batch_manifest(batch))) != targets["manifest"]:
+            problems.append(f"{keys.batch_manifest(batch)} does not have the digest that {key} names")
+        for entry in targets["targets"]:
+            task = Journal(archive, entry["run"]).task()
+            asked = {
+                "target": task.target,
+                "run": task.run,
+                "repo": task.repo.model_dump(mode="json"),
+                "image": task.environment.image,
+            }
+            if (asked, task.batch) != (entry, batch):
+                problems.append(f"{key} does not say of {entry['run']} what {keys.task(entry['run'])} says")
+        return problems
+    except StoreFault:
+        raise
+    except Fault as fault:
+        return [fault.message]
+    except (ValueError, KeyError, TypeError) as error:
+        return [f"{key} is not a list of targets: {error!r}"]
