@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sandboxes import ARCHIVE
 
 from worker import attempt
 from worker.contract.cancel import Cancel
-from worker.contract.errors import EngineFault, FencedFault
+from worker.contract.errors import EngineFault, FencedFault, StoreFault
 from worker.contract.events import Claimed, Observed, Replied, Sealed, digest
 from worker.contract.redact import Redactor
 from worker.contract.script import parse_script
@@ -23,6 +24,7 @@ from worker.contract.task import Check, Environment, Limits, Repo, Task
 from worker.lease import Lease
 from worker.ledger import Ledger, masked
 from worker.models.scripted import ScriptedModel
+from worker.sandbox.protocol import Owner
 from worker.sandbox.sandbox import DockerSandbox
 from worker.station import Station, utc_now
 from worker.store import keys
@@ -220,6 +222,9 @@ def test_a_command_that_does_not_exist_fails_the_run(night: Night) -> None:
     sealed = journal.load().sealed
     assert sealed is not None
     assert str(sealed.failure) == "agent/failing_calls"
+    finished = journal.load().finished
+    assert finished is not None
+    assert "exit code 127" in finished.text
 
 
 def test_the_model_takes_over_after_the_commands(night: Night) -> None:
@@ -241,6 +246,8 @@ def test_the_model_takes_over_after_the_commands(night: Night) -> None:
         ({"environment": Environment(image="no/such:image")}, "env/image"),
         ({"environment": Environment(image="python", setup="exit 3")}, "env/setup"),
         ({"checks": (Check(name="lint", command="no-such-linter"),)}, "env/check"),
+        ({"environment": Environment(image="python", setup="true \0")}, "env/setup"),
+        ({"checks": (Check(name="lint", command="true \0"),)}, "env/check"),
         ({"script": "- expect: never seen\n  text: x"}, "provider/bad_request"),
     ],
 )
@@ -286,8 +293,6 @@ def test_a_takeover_goes_on_from_the_last_commit(night: Night) -> None:
 
 def test_the_claimer_removes_what_an_earlier_claim_left(night: Night, sandbox: DockerSandbox) -> None:
     """Containers and volumes of a dead attempt are gone when the next attempt works."""
-    from worker.sandbox.protocol import Owner
-
     night.submit()
     left = sandbox.workspace(Owner(ARCHIVE, "run-1", 0, "agent"), "python", LIMITS)
     left.__enter__()
@@ -332,6 +337,8 @@ def test_draining_yields_between_calls(night: Night) -> None:
     assert night.work() == "sealed"
     run = journal.load()
     assert (run.steps, run.sealed.verdict if run.sealed else None) == (3, "verified")
+    claims = [record.event for record, _ in journal.read() if isinstance(record.event, Claimed)]
+    assert claims[1].previous == "worker-1: gave the run back"
 
 
 def test_the_third_infra_fault_in_a_row_ends_the_run(night: Night, wait_until: Callable[..., Any]) -> None:
@@ -359,6 +366,48 @@ def test_the_third_infra_fault_in_a_row_ends_the_run(night: Night, wait_until: C
     sealed = journal.load().sealed
     assert sealed is not None
     assert str(sealed.failure) == "infra/engine"
+
+
+def test_a_store_that_refuses_outputs_is_not_tried_for_ever(night: Night, wait_until: Callable[..., Any]) -> None:
+    """A refusal that no waiting helps counts: twice the run is given back, then it is failed as infra/store."""
+
+    class NoBlobs(LocalArchive):
+        def create(self, key: str, data: bytes | Path) -> bool:
+            if key.startswith("runs/") and "/blobs/" in key:
+                raise StoreFault("AccessDenied", retryable=False)
+            return super().create(key, data)
+
+    journal = night.submit(script="- calls: [{tool: run_command, arguments: {command: ls}}]\n- text: Done.")
+    ended = []
+    for _ in range(3):
+        wait_until(lambda: (not_before := journal.load().not_before) is None or not_before <= utc_now())
+        ended.append(night.work(archive=NoBlobs(night.archive.url)))
+    assert ended == ["yielded", "yielded", "sealed"]
+    sealed = journal.load().sealed
+    assert sealed is not None
+    assert str(sealed.failure) == "infra/store"
+
+
+def test_what_cannot_be_removed_after_the_seal_changes_nothing(night: Night) -> None:
+    """A sealed run is sealed: an engine that keeps its containers is the janitor's."""
+    journal = night.submit(script="- text: Done.", checks=())
+
+    class Keeps:
+        def __init__(self, real: DockerSandbox) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        @contextmanager
+        def workspace(self, owner: Owner, *rest: Any) -> Iterator[Any]:
+            with self._real.workspace(owner, *rest) as made:
+                yield made
+            if owner.role == "agent":
+                raise EngineFault("the volume is in use")
+
+    assert night.work(sandbox=Keeps(night.station.sandbox)) == "sealed"
+    assert types(journal)[-1] == "sealed"
 
 
 def test_a_bug_of_ours_gives_the_run_back(night: Night) -> None:

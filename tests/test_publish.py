@@ -12,7 +12,7 @@ from worker.contract.events import CheckResult, Failure, Finished, PatchStat, Ve
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Check, Repo, Task
-from worker.publish import NO_PATCH, Patch, artifacts, summary
+from worker.publish import Patch, artifacts, summary
 
 DIFFICULT = r"""
 printf '\0\1\3' >b.bin
@@ -161,6 +161,16 @@ def test_a_summary_of_a_stopped_run_has_its_progress() -> None:
     assert "| steps | 3 | 100 |" in text
 
 
+def test_a_summary_shows_no_number_that_nobody_knows() -> None:
+    """A price that is unknown is not called $0.00, and where nothing was measured there is no table of it."""
+    task, run = a_run()
+    text = summary(
+        task, run.model_copy(update={"unpriced_replies": 1, "verdict": Verdict(verdict=None)}), "failed", None, STAT
+    )
+    assert "| cost | unknown |" in text
+    assert "## Checks" not in text
+
+
 def test_artifacts_are_stored_masked_and_named() -> None:
     """Patch, summary and the list of what is left out; a secret in the agent's words is masked."""
     task, run = a_run()
@@ -179,7 +189,8 @@ def test_artifacts_are_stored_masked_and_named() -> None:
     assert stored[names["left_out.txt"]] == b"x.log: ignored\n"
     assert b"[secret TOKEN]" in stored[names["summary.md"]]
     assert b"s3cr3t-value" not in b"".join(stored.values())
-    nothing = artifacts(task, run, "no_change", None, NO_PATCH, put_blob=put_blob, redactor=redactor)
+    no_patch = Patch({}, PatchStat())
+    nothing = artifacts(task, run, "no_change", None, no_patch, put_blob=put_blob, redactor=redactor)
     assert set(nothing) == {"summary.md"}
 
 

@@ -97,13 +97,13 @@ def test_arguments_of_file_tools_travel_as_data(text: str) -> None:
 
 
 def test_a_command_runs_in_the_folder_of_the_task_with_its_own_limit() -> None:
-    """Large scripts travel whole (T32); editor and pager are off (T25)."""
+    """Large scripts travel whole (T32); the environment of a call is the sandbox's alone."""
     script = "cat <<'EOF'\n" + "x" * 200_000 + "\nEOF"
     commands = ask("run_command", command=script, timeout_s=7)
     assert isinstance(commands, list)
     [command] = commands
     assert (command.payload, command.cwd, command.timeout_s) == (script.encode(), "/workspace/repo/pkg", 7)
-    assert (command.env["GIT_EDITOR"], command.env["GIT_PAGER"]) == ("true", "cat")
+    assert command.env == {}
 
 
 def test_every_check_is_a_command_of_its_own() -> None:
@@ -268,6 +268,14 @@ def test_an_ending_is_told_as_what_it_is(ended: Any, status: Any, code: Any, sho
     assert (seen.status, seen.exit_code) == (shown_status, code)
     assert seen.output.startswith("out")
     assert said in seen.output
+
+
+@pytest.mark.parametrize("own_limit", [True, False])
+def test_a_longer_limit_is_offered_only_where_one_can_be_given(ended: Any, own_limit: bool) -> None:
+    """A model that reads of `timeout_s` tries it, and only run_command takes it."""
+    result = ended(status="timeout", exit_code=None)
+    seen = observe.observed(CALL, [result], result.output, Limits(), own_limit=own_limit)
+    assert ("timeout_s" in seen.output) == own_limit
 
 
 def test_several_results_are_one_observation(ended: Any, tmp_path: Path) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import pytest
 from preparation import Bench
 from repositories import commit_all
 
-from worker.contract.events import CheckResult, VerdictName
-from worker.publish import NO_PATCH
-from worker.verdict import WORST_FIRST, classify, differing
+from worker.contract.cancel import Cancel
+from worker.contract.errors import EngineFault
+from worker.contract.events import CheckResult, PatchStat, VerdictName
+from worker.publish import Patch
+from worker.sandbox.protocol import Command, Output, Result, Workspace
+from worker.verdict import WORST_FIRST, apply, classify, differing
+
+NO_PATCH = Patch({}, PatchStat())
 
 Colour = Literal["green", "red", "timeout", "oom", "not_found"]
 
@@ -60,6 +65,21 @@ def test_without_a_patch_another_colour_is_unstable(
 ) -> None:
     """Nothing differs from the base, so nothing can have broken."""
     assert classify(results(c=before) if before else [], results(c=after), [], patch_empty=True) == verdict
+
+
+def test_a_patch_that_is_laid_down_too_slowly_is_not_called_damaged(tmp_path: Path) -> None:
+    """A slow engine is tried again; only a patch that does not fit means that stored bytes are wrong."""
+
+    class Slow:
+        def put(self, *_: Any) -> None: ...
+
+        def run(self, command: Command, **_: Any) -> Result:
+            said = tmp_path / "said"
+            said.touch()
+            return Result("timeout", None, Output(said, 0, 0, 0), 300_000)
+
+    with pytest.raises(EngineFault, match="took longer"):
+        apply(cast(Workspace, Slow()), Patch({"patch.diff": b"x"}, PatchStat()), cancel=Cancel())
 
 
 @pytest.mark.parametrize("patch_empty", [True, False])

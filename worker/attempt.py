@@ -8,7 +8,6 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -39,18 +38,13 @@ from worker.contract.events import (
     Failure,
     FedBack,
     Finished,
-    Observed,
     OutcomeName,
     Parked,
-    Record,
     Sealed,
     Steered,
-    Unrecorded,
-    Usage,
     Verdict,
     Yielded,
 )
-from worker.contract.model_name import parse_model_name
 from worker.contract.run import FAILED_VERDICTS, Run
 from worker.environments import Prepared, recorded
 from worker.host import Stopped
@@ -58,8 +52,8 @@ from worker.hosting import AttemptHost
 from worker.janitor import sweep
 from worker.lease import Lease
 from worker.ledger import Ledger, due
+from worker.lost_reply import lost_reply
 from worker.models.commands import CommandsModel
-from worker.models.prices import price
 from worker.models.protocol import Model
 from worker.prepare import prepare
 from worker.publish import Patch, artifacts, make_patch
@@ -73,6 +67,9 @@ from worker.toolbox import Cancelled
 from worker.tools.toolset import Toolset
 
 LOG = structlog.get_logger(__name__)
+
+ENDED = {"sealed": "sealed", "waiting": "parked", "queued": "yielded"}
+"""What an attempt says of its end, by the status in which it left its run."""
 
 INFRA_LAST = 3
 """The third infra yield in a row without a step ends the run (plan, section 5)."""
@@ -135,42 +132,60 @@ class _Attempt:
             self.mail.set()  # what came while nobody worked on the run
             self.lease.each_beat(self._beat)
             try:
-                return self._worked(unsettled=_may_have_asked(before))
+                return self._worked(before)
             except (HintsFault, StoreFault) as fault:
                 return self._lost(fault)
 
-    def _worked(self, *, unsettled: bool) -> str:
-        """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also when one comes
-        while another failure is dealt with."""
+    def _worked(self, before: Run) -> str:
+        """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also when one
+        comes while another failure is dealt with."""
         try:
-            return self._stages(unsettled=unsettled)
-        except Cancelled as cancelled:
-            return self._stopped(str(cancelled))
-        except KeeperFault as fault:
-            return self._infra("keeper", fault)
-        except EngineFault as fault:
-            return self._infra("engine", fault)
-        except (IntegrityFault, NotFoundFault) as fault:
-            return self._fail(Failure(cls="infra", reason="store", detail=str(fault)))
-        except (FencedFault, HintsFault, StoreFault):
+            return self._stages(before)
+        except FencedFault:
             raise
         except Exception as error:
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
-            LOG.exception("disk_full" if full else "internal_error")
-            return self._infra("disk" if full else "worker_lost", error)
+            status = self.ledger.run.status
+            if status == "running":
+                return self._failed(error)
+            # What was said last holds; what could not be removed is for the janitor.
+            LOG.warning("left_behind", status=status, fault=str(error))
+            return ENDED[status]
 
-    def _stages(self, *, unsettled: bool) -> str:
+    def _failed(self, error: Exception) -> str:
+        """What a stage's failure means for the run. Raises HintsFault, and StoreFault where waiting helps."""
+        match error:
+            case Cancelled():
+                return self._stopped(str(error))
+            case KeeperFault():
+                return self._infra("keeper", error)
+            case EngineFault():
+                return self._infra("engine", error)
+            case IntegrityFault() | NotFoundFault():
+                return self._fail(Failure(cls="infra", reason="store", detail=str(error)))
+            case StoreFault(retryable=False):
+                return self._infra("store", error)
+            case HintsFault() | StoreFault():
+                raise error
+            case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+                LOG.exception("disk_full")
+                return self._infra("disk", error)
+            case _:
+                # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
+                LOG.exception("internal_error")
+                return self._infra("worker_lost", error)
+
+    def _stages(self, before: Run) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
         try:
             model = None if self.task.model == "none" else self.station.open_model(self.task)
-            if unsettled and model is not None:
-                self._settle_lost_reply()
-            prepared = self._prepare()
         except InvalidFault as fault:
             return self._fail(Failure(cls="provider", reason="bad_request", detail=str(fault)))
         except ProviderFault as fault:
             return self._fail(Failure(cls="provider", reason=fault.reason, detail=str(fault)))
+        if (lost := lost_reply(self.task, before, self.ledger.records, self._tools().specs)) is not None:
+            self.ledger.commit(lost)
+        try:
+            prepared = self._prepare()
         except EnvironmentFault as fault:
             return self._fail(_env_failure(fault))
         with (
@@ -208,7 +223,7 @@ class _Attempt:
 
     def _loop(self, host: AttemptHost, workspace: Workspace, prepared: Prepared, model: Model | None) -> str:
         """Work until there is nothing to feed back, measure, seal."""
-        tools = Toolset(without=self.task.without_tools)
+        tools = self._tools()
         while True:
             if self.ledger.run.turn in ("model", "calls"):
                 ended = self._work(host, tools, model)
@@ -231,9 +246,14 @@ class _Attempt:
             ended = loop.work(host, model, tools)
             assert ended is not None, "the model phase ends with an outcome"
             return ended
-        finished = Finished(text="All commands were run.", failure=_broken_command(self.ledger.records))
+        broken = meter.broken_command(self.ledger.records)
+        said = f"All commands were started; {broken.detail}." if broken else "All commands were run."
+        finished = Finished(text=said, failure=broken)
         self.ledger.commit(finished)
         return finished
+
+    def _tools(self) -> Toolset:
+        return Toolset(without=self.task.without_tools)
 
     def _command_pending(self) -> bool:
         """Whether the last reply was a command whose call has no result yet."""
@@ -325,7 +345,7 @@ class _Attempt:
             return "yielded"
         raise FencedFault(f"stopped: {why}")
 
-    def _infra(self, reason: Literal["engine", "keeper", "disk", "worker_lost"], error: Exception) -> str:
+    def _infra(self, reason: Literal["engine", "keeper", "disk", "store", "worker_lost"], error: Exception) -> str:
         """An infra fault gives the run back for a while; the third in a row without a step ends it."""
         detail = str(error) if isinstance(error, Fault | OSError) else f"internal error: {error!r}"
         failure = Failure(cls="infra", reason=reason, detail=detail)
@@ -350,18 +370,6 @@ class _Attempt:
         wait = timedelta(seconds=backoff_s[min(faults, len(backoff_s)) - 1])
         return (datetime.fromisoformat(self.station.now()) + wait).isoformat(timespec="milliseconds")
 
-    def _settle_lost_reply(self) -> None:
-        """The attempt before died while a paid model was thinking: count what that may have cost, at most."""
-        name = parse_model_name(self.task.model)
-        if name.provider not in ("anthropic", "openai"):
-            return
-        run = self.ledger.run
-        usage = Usage(input_tokens=run.context_tokens, output_tokens=meter.RESERVE_TOKENS)
-        cost, _ = price(name.name, usage, provider=name.provider)
-        self.ledger.commit(
-            Unrecorded(cost_microusd=cost, tokens=usage.total, detail="a reply may have been lost with its worker")
-        )
-
     def _beat(self) -> None:
         """At each beat of the lease: a cancel ends what runs now; other mail waits for the loop."""
         now = time.monotonic()
@@ -380,29 +388,9 @@ def _previous(run: Run) -> str:
     """How the attempt before ended, as far as the journal knows."""
     if run.attempt is None:
         return ""
-    return f"{run.worker}: {'died or was cut off' if run.status == 'running' else run.status}"
-
-
-def _may_have_asked(run: Run) -> bool:
-    """Whether the attempt before may have died with a reply on its way: it was the model's turn, or all was shown to
-    the model but the last observation was not committed yet."""
-    return run.status == "running" and (run.turn == "model" or len(run.pending) == 1)
+    ends = {"running": "died or was cut off", "queued": "gave the run back", "waiting": "left the run waiting"}
+    return f"{run.worker}: {ends[run.status]}"
 
 
 def _env_failure(fault: EnvironmentFault) -> Failure:
     return Failure(cls="env", reason=fault.reason, detail=str(fault))
-
-
-def _broken_command(records: Sequence[Record]) -> Failure | None:
-    """A command that could not do its work: not found, not executable, or ended by a limit. Any other exit code is
-    its own way to talk (a linter that found something), and the checks judge what it left."""
-    for record in records:
-        event = record.event
-        if isinstance(event, Observed):
-            seen = event.observation
-            if seen.status in ("timeout", "oom") or seen.exit_code in (126, 127):
-                code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
-                return Failure(
-                    cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
-                )
-    return None

@@ -134,7 +134,8 @@ class AttemptHost:
             joint = results[0].output.path.with_suffix(".joint")
             files.callback(joint.unlink, missing_ok=True)
             output = observe.joined(work, results, joint)
-            observation = self._observation(call, results, output)
+            own_limit = "timeout_s" in tool.Arguments.model_fields
+            observation = self._observation(call, results, output, own_limit)
             writes = any(command.writes for command in work)
             finish = partial(self._finished, self.run, observation, output.path, files.pop_all(), writes=writes)
         self._ledger.commit_later(Observed(observation=observation), finish, self._thread)
@@ -158,7 +159,7 @@ class AttemptHost:
     def _restore(self, run: Run) -> None:
         self._workspace.restore(restore_chain(self._station.archive, self._prepared, run))
 
-    def _observation(self, call: ToolCall, results: Sequence[Result], output: Output) -> Observation:
+    def _observation(self, call: ToolCall, results: Sequence[Result], output: Output, own_limit: bool) -> Observation:
         """Masked before it is shown, under the digest it will be stored by: what the model reads is what the archive
         holds."""
         kept_bytes = mask_file(output.path, self._station.redactor)
@@ -167,7 +168,7 @@ class AttemptHost:
             with output.path.open("rb") as file:
                 blob = hashlib.file_digest(file, "sha256").hexdigest()
         output = replace(output, kept_bytes=kept_bytes)
-        return observe.observed(call, results, output, self._task.limits, blob=blob)
+        return observe.observed(call, results, output, self._task.limits, blob=blob, own_limit=own_limit)
 
     def _finished(
         self, before: Run, observation: Observation, output: Path, files: ExitStack, *, writes: bool

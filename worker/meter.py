@@ -74,6 +74,21 @@ def out_of_time(limits: Limits) -> Failure:
     return Failure(cls="limit", reason="wall", detail=f"the working time of {limits.working_time_s:g} s is used up")
 
 
+def broken_command(records: Sequence[Record]) -> Failure | None:
+    """A command that could not do its work: not found, not executable, or ended by a limit. Any other exit code is
+    its own way to talk (a linter that found something), and the checks judge what it left."""
+    for record in records:
+        event = record.event
+        if isinstance(event, Observed):
+            seen = event.observation
+            if seen.status in ("timeout", "oom") or seen.exit_code in (126, 127):
+                code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
+                return Failure(
+                    cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
+                )
+    return None
+
+
 def provider_failure(fault: ProviderFault) -> Failure:
     """What a provider's last word means for the run: a context overflow is a limit, the rest is the provider's."""
     if fault.reason == "context":

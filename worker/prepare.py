@@ -17,7 +17,7 @@ from typing import Any, Final
 from worker import checks, environments, toolbox
 from worker.contract.cancel import Cancel
 from worker.contract.environment import Baseline, PreparedEnvironment
-from worker.contract.errors import EnvironmentFault, NotFoundFault
+from worker.contract.errors import EnvironmentFault, InvalidFault, NotFoundFault
 from worker.contract.events import canonical, digest
 from worker.contract.redact import Redactor
 from worker.contract.task import Task
@@ -150,7 +150,10 @@ class _Preparation:
         script = self.task.environment.setup or ""
         command = shell(script, self.task.repo.path, self.task.limits.setup_timeout_s)
         command = replace(command, root=True, network=True)
-        result, image = workspace.commit_image(command, tag=tag, cancel=self.cancel)
+        try:
+            result, image = workspace.commit_image(command, tag=tag, cancel=self.cancel)
+        except InvalidFault as fault:
+            raise EnvironmentFault("setup", fault.message, hint=fault.hint) from fault
         try:
             if result.cancelled:
                 raise Cancelled(self.cancel.reason)
@@ -198,14 +201,17 @@ class _Preparation:
         except NotFoundFault:
             with self._workspace("baseline", prepared.image) as workspace:
                 workspace.restore(environments.restore_chain(self.archive, prepared))
-                results = checks.run_checks(
-                    self.task,
-                    self.task.checks,
-                    workspace,
-                    put_blob=lambda path: self._put_blob(prepared.key, path),
-                    redactor=self.redactor,
-                    cancel=self.cancel,
-                )
+                try:
+                    results = checks.run_checks(
+                        self.task,
+                        self.task.checks,
+                        workspace,
+                        put_blob=lambda path: self._put_blob(prepared.key, path),
+                        redactor=self.redactor,
+                        cancel=self.cancel,
+                    )
+                except InvalidFault as fault:
+                    raise EnvironmentFault("check", fault.message, hint=fault.hint) from fault
             for result in results:
                 if result.status == "not_found":
                     raise EnvironmentFault(
@@ -232,8 +238,9 @@ class _Preparation:
                 secrets=self.secret,
             )
         except ToolboxProblem as problem:
+            reason = "repository" if problem.kind == "timeout" else problem.kind
             message = self.redactor.text(problem.message)
-            raise EnvironmentFault(problem.kind, message, hint=self.redactor.text(problem.hint)) from None
+            raise EnvironmentFault(reason, message, hint=self.redactor.text(problem.hint)) from None
 
     def _said(self, result: Result) -> str:
         """The end of what setup wrote, masked."""

@@ -44,9 +44,6 @@ class Patch:
         return not self.files
 
 
-NO_PATCH: Final = Patch({}, PatchStat())
-
-
 def make_patch(workspace: Workspace, task: Task, *, put_blob: PutBytes, redactor: Redactor, cancel: Cancel) -> Patch:
     """The agent's work tree as patches against its start commit, stored as blobs of the run.
 
@@ -97,7 +94,7 @@ def summary(task: Task, run: Run, outcome: OutcomeName, failure: Failure | None,
     verdict = run.verdict.verdict if run.verdict else None
     title = f"# {task.repo.label or task.target}: {outcome}" + (f", {verdict}" if verdict else "")
     parts = [title, _facts(task, run, failure), _asked(task)]
-    if run.verdict is not None and task.checks:
+    if run.verdict is not None and run.verdict.checks:
         parts.append(_measured(run.verdict))
     parts.append(_changed(patch))
     if run.finished is not None and run.finished.text.strip():
@@ -148,12 +145,11 @@ def _changed(patch: PatchStat) -> str:
 
 
 def _used(task: Task, run: Run) -> str:
-    cost = f"${run.cost_microusd / 1e6:.4f}"
     limit = "none" if task.limits.cost_usd is None else f"${task.limits.cost_usd:g}"
     rows = (
         f"| steps | {run.steps} | {task.limits.steps} |",
         f"| tokens | {run.tokens:,} | {task.limits.tokens:,} |",
-        f"| cost | {cost if run.cost_known else f'at least {cost}'} | {limit} |",
+        f"| cost | {run.cost_text} | {limit} |",
         f"| working time | {run.working_s:.0f} s | {task.limits.working_time_s:.0f} s |",
     )
     return "## Used\n\n| | used | limit |\n|---|---|---|\n" + "\n".join(rows)

@@ -17,7 +17,8 @@ SAID_CHARS: Final = 500
 
 
 class ToolboxProblem(Exception):
-    """What the program found wrong with its input. kind: repository, ref or patch; hint may be empty."""
+    """What the program found wrong with its input. kind: repository, ref or patch, or timeout when it did not come to
+    an end; hint may be empty."""
 
     def __init__(self, kind: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -62,7 +63,7 @@ def ask(
     finally:
         result.output.path.unlink(missing_ok=True)
     if result.status == "timeout":
-        raise ToolboxProblem("repository", f"{request['op']} took longer than {timeout_s:g} s", "")
+        raise ToolboxProblem("timeout", f"{request['op']} took longer than {timeout_s:g} s", "")
     if result.exit_code not in (0, PROBLEM_EXIT_CODE):
         text = said.decode("utf-8", "replace")[-SAID_CHARS:]
         raise EngineFault(f"{program} {request['op']} ended with {result.status} {result.exit_code}: {text}")

@@ -16,7 +16,7 @@ from typing import Final
 
 from worker.checks import PutBlob, run_checks
 from worker.contract.cancel import Cancel
-from worker.contract.errors import IntegrityFault
+from worker.contract.errors import EngineFault, IntegrityFault
 from worker.contract.events import CheckResult, Verdict, VerdictName
 from worker.contract.redact import Redactor
 from worker.contract.task import Task
@@ -134,10 +134,12 @@ class _Room:
 
 
 def apply(workspace: Workspace, patch: Patch, *, cancel: Cancel) -> None:
-    """Lay the patch down on a workspace that holds the untouched base. Raises IntegrityFault when it does not fit."""
+    """Lay the patch down on a workspace that holds the untouched base. Raises IntegrityFault when it does not fit,
+    EngineFault when that takes too long."""
     for name, data in patch.files.items():
         workspace.put(name, [data])
     try:
         ask(workspace, "patch", {"op": "apply"}, timeout_s=APPLY_TIMEOUT_S, cancel=cancel, root=False)
     except ToolboxProblem as problem:
-        raise IntegrityFault(problem.message) from None
+        fault = EngineFault if problem.kind == "timeout" else IntegrityFault
+        raise fault(problem.message) from None

@@ -40,7 +40,6 @@ Status = Literal["queued", "running", "waiting", "sealed"]
 Turn = Literal["prepare", "model", "calls", "verdict", "seal", "none"]
 """Whose move is next: prepare the environment, ask the model, run pending calls, measure, seal, nothing."""
 
-GREEN_OUTCOMES = ("changed", "no_change", "reused")
 FAILED_VERDICTS = ("still_failing", "broke")
 
 
@@ -111,6 +110,14 @@ class Run(Frozen):
     def cost_known(self) -> bool:
         """False when a reply had no price: totals then say 'at least'."""
         return self.unpriced_replies == 0
+
+    @property
+    def cost_text(self) -> str:
+        """What the run itself spent: `$0.12`, `at least $0.12` when a reply had no price, `unknown` when none had."""
+        amount = f"${self.spent_microusd / 1e6:.{4 if 0 < self.spent_microusd < 10_000 else 2}f}"
+        if self.cost_known:
+            return amount
+        return f"at least {amount}" if self.spent_microusd else "unknown"
 
     @property
     def spent_microusd(self) -> int:

@@ -62,6 +62,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }
+"""Nobody sits at a terminal: editors accept what is there, pagers print, partial output is not lost in a buffer."""
 
 # Two counters of the call's own cgroup are read with nothing but the shell: in a container that may start no more
 # processes this still works. Version 2 of cgroups first, then version 1.

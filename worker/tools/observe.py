@@ -53,16 +53,23 @@ def joined(commands: Sequence[Command], results: Sequence[Result], into: Path) -
 
 
 def observed(
-    call: ToolCall, results: Sequence[Result], output: Output, limits: Limits, *, blob: str | None = None
+    call: ToolCall,
+    results: Sequence[Result],
+    output: Output,
+    limits: Limits,
+    *,
+    blob: str | None = None,
+    own_limit: bool = False,
 ) -> Observation:
-    """What the model is told of a call that ran. output.path: the kept bytes, masked; blob: their digest.
+    """What the model is told of a call that ran. output.path: the kept bytes, masked; blob: their digest. own_limit:
+    the tool takes `timeout_s`.
 
     The status is the worst of the results, the exit code the first that is not 0.
     """
     worst = min(results, key=lambda result: STATUSES.index(result.status))
     codes = [result.exit_code for result in results]
     exit_code = next((code for code in codes if code), None if None in codes else 0)
-    note = _note(worst, exit_code, limits)
+    note = _note(worst, exit_code, limits, own_limit)
     with output.path.open("rb") as stream:
         text = shown(
             stream,
@@ -90,7 +97,7 @@ def with_error(observation: Observation, what: str) -> Observation:
     return observation.model_copy(update={"status": "error", "exit_code": observation.exit_code or 1, "output": text})
 
 
-def _note(result: Result, exit_code: int | None, limits: Limits) -> str:
+def _note(result: Result, exit_code: int | None, limits: Limits, own_limit: bool) -> str:
     """What happened and what to try, where the output alone does not tell."""
     seconds = result.duration_ms / 1000
     detail = f" ({clip(result.detail, 500)})" if result.detail else ""
@@ -98,7 +105,7 @@ def _note(result: Result, exit_code: int | None, limits: Limits) -> str:
         case "timeout":
             return (
                 f"[stopped after {seconds:.0f} s by the time limit; nothing of it is running any more. "
-                f"Try a smaller part of the work, or give timeout_s (up to 600){detail}]"
+                f"Try a smaller part of the work{', or give timeout_s (up to 600)' if own_limit else ''}{detail}]"
             )
         case "oom":
             return (

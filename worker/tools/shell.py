@@ -9,24 +9,11 @@ from pydantic import Field, field_validator
 from worker.sandbox.protocol import REPO, Command
 from worker.tools.tool import Answer, ToolArguments, ToolContext
 
-ENVIRONMENT = {
-    "CI": "1",
-    "EDITOR": "true",
-    "GIT_EDITOR": "true",
-    "GIT_PAGER": "cat",
-    "GIT_TERMINAL_PROMPT": "0",
-    "PAGER": "cat",
-    "PYTHONUNBUFFERED": "1",
-    "TERM": "dumb",
-    "VISUAL": "true",
-}
-"""Nobody sits at a terminal: editors accept what is there, pagers print, partial output is not lost in a buffer."""
-
 
 def shell(script: str, path: str, timeout_s: float) -> Command:
     """A script for the task image's shell, in the folder the run starts in (path: relative to the repository)."""
     cwd = f"{REPO}/{path}" if path else REPO
-    return Command(payload=script.encode(), cwd=cwd, timeout_s=timeout_s, env=ENVIRONMENT)
+    return Command(payload=script.encode(), cwd=cwd, timeout_s=timeout_s)
 
 
 class RunCommandArguments(ToolArguments):
