@@ -44,6 +44,7 @@ DEATHS_ALLOWED: Final = 5
 DEATHS_WINDOW_S: Final = 120.0
 WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
 """The data plane, which the scheduler never imports."""
+SCHEDULER: Final = ("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
 STACK_SCHEMA: Final = "dawn.stack/1"
 
 Say = Callable[[str], None]
@@ -122,11 +123,16 @@ class Stack:
         return self._lock_file is not None
 
     def __enter__(self) -> Self:
-        if self._outside_workers():
+        outside = self._outside()
+        if outside == {"workers", "scheduler"}:
             return self
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            self._own_or_join()
+            if outside == {"workers"}:
+                self._say("the Redis of DAWN_REDIS_URL has workers and no scheduler; one runs beside this command")
+                self._add(*SCHEDULER)
+            else:
+                self._own_or_join()
         except BaseException:
             self._stop()
             raise
@@ -153,13 +159,14 @@ class Stack:
             self._say(f"{part.name} ended with {part.process.returncode}; it is started again")
             self._spawn(part)
 
-    def _outside_workers(self) -> bool:
-        """Whether the Redis that the settings name has workers which no stack of this state folder started."""
+    def _outside(self) -> set[str]:
+        """Whether the Redis that the settings name has workers, which no stack of this state folder started, and a
+        scheduler. Of two schedulers one waits, so starting one too many does no harm."""
         if self.settings.redis_url is None or running(self.settings) is not None:
-            return False
+            return set()
         hints = Hints(self.settings.redis_url)
         try:
-            return bool(hints.workers())
+            return hints.held(["scheduler"]) | ({"workers"} if hints.workers() else set())
         finally:
             hints.close()
 
@@ -202,7 +209,7 @@ class Stack:
             file.write(json.dumps(record))  # the address of Redis may hold a password
         staged.replace(self._state / "stack.json")
         stale = _offers(str(self.settings.redis_url))  # of workers that died a moment ago
-        self._add("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
+        self._add(*SCHEDULER)
         for number in range(self._workers):
             name = "worker" if number == 0 else f"worker-{number + 1}"
             self._add(name, self._worker_command)

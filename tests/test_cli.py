@@ -19,6 +19,7 @@ import structlog
 from conftest import Server
 from runs_made import AT, claimed, ended, replied
 
+from scheduler.cli import checkup
 from scheduler.cli.main import run as dawn
 from scheduler.cli.terminal import plain
 from scheduler.enqueue import runs_of
@@ -390,6 +391,32 @@ def test_cancel_of_a_batch_reaches_every_run(archive: Archive, capsys: pytest.Ca
     batch = capsys.readouterr().out.strip()
     assert dawn(["cancel", batch]) == 0
     assert len(capsys.readouterr().out.split()) == 2
+
+
+def test_help_of_worker_names_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the process takes can be read where it is started."""
+    assert dawn(["worker", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--lanes" in said
+    assert "--slots" in said
+
+
+def test_images_can_be_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security updates of the base arrive by --force."""
+    begun: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, words: begun.append(words))
+    assert dawn(["images", "build", "python", "--force"]) == 0
+    assert begun[0][-3:] == ["build", "python", "--force"]
+
+
+def test_doctor_says_what_a_missing_key_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No key is fine for runs without that model, so it is ok and has a hint all the same."""
+    missing = checkup.Finding("key openai", True, "no key", "set OPENAI_API_KEY for the workers")
+    monkeypatch.setattr(checkup, "examine", lambda _: [missing])
+    assert dawn(["doctor"]) == 0
+    assert missing.hint in capsys.readouterr().out
 
 
 def test_doctor_shows_no_password(

@@ -66,6 +66,11 @@ def workers(settings: Settings) -> list[int]:
     return [int(offer.name.removeprefix("stub-")) for offer in hints.workers()]
 
 
+def led(redis_url: str) -> bool:
+    """Whether a scheduler leads there."""
+    return bool(Hints(redis_url).held(["scheduler"]))
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -178,14 +183,29 @@ def test_a_stack_on_another_archive_is_not_used(tmp_path: Path) -> None:
         pass
 
 
-def test_a_named_redis_with_workers_is_used_as_it_is(tmp_path: Path) -> None:
-    """Nothing is started beside a deployment that has workers."""
+def test_a_named_redis_with_workers_is_used_as_it_is(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+    """Nothing is started beside a deployment that has workers and a scheduler."""
     with stack(tmp_path / "a") as up:
+        wait_until(lambda: led(str(up.settings.redis_url)))
         named = Settings(state_dir=tmp_path / "b", redis_url=up.settings.redis_url)
         with Stack(named, say=lambda _: None, worker_command=COMMAND) as guest:
             assert not guest.owned
             assert len(workers(guest.settings)) == 1
         assert not (tmp_path / "b").exists()
+
+
+def test_workers_without_a_scheduler_get_one(tmp_path: Path, redis_url: str, wait_until: Callable[..., Any]) -> None:
+    """Otherwise a run would wait for ever and say nothing."""
+    said: list[str] = []
+    with subprocess.Popen(COMMAND, env=os.environ | {"DAWN_REDIS_URL": redis_url}) as worker:
+        named = Settings(state_dir=tmp_path, redis_url=redis_url)
+        assert wait_until(lambda: workers(named))
+        with Stack(named, say=said.append, worker_command=COMMAND):
+            assert wait_until(lambda: led(redis_url))
+            assert workers(named) == [worker.pid]
+        assert wait_until(lambda: not led(redis_url))
+        worker.kill()
+    assert "no scheduler" in said[0]
 
 
 def test_without_a_stack_the_settings_stay_as_they_are(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ RELEASED: Final = datetime(2026, 11, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. hint: what to do, when ok is False."""
+    """One line of the report. hint: what to do about it, also where only some runs need it."""
 
     name: str
     ok: bool
@@ -82,7 +82,8 @@ def _clock(settings: Settings) -> Finding:
         return Finding("clock", True, f"{now:%Y-%m-%d %H:%M:%S} UTC")
     skew_s = abs((now - theirs).total_seconds())
     detail = f"{skew_s:.0f} s away from the archive's server"
-    return Finding("clock", skew_s <= CLOCK_SKEW_S, detail, "set it, for example with timedatectl")
+    ok = skew_s <= CLOCK_SKEW_S
+    return Finding("clock", ok, detail, "" if ok else "set it, for example with timedatectl")
 
 
 def _store_clock(settings: Settings) -> datetime | None:

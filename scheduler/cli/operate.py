@@ -22,7 +22,7 @@ images = typer.Typer(help="The images that tasks run in: build, save, load, list
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("up")(up)
-    app.command("worker", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(worker)
+    app.command("worker")(worker)
     app.command("scheduler")(scheduler)
     app.command("cancel")(cancel)
     app.command("doctor")(doctor)
@@ -49,7 +49,14 @@ def up(workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processe
         terminal.say("ending: runs in hand are given back (Ctrl-C again: at once)")
 
 
-def worker(context: typer.Context) -> None:
+def worker(
+    lanes: Annotated[
+        str, typer.Option(help="What it serves, separated by commas: interactive, batch; or solo.")
+    ] = "interactive,batch",
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time; default: DAWN_WORKER_SLOTS.")
+    ] = None,
+) -> None:
     """Run one worker process for the Redis of DAWN_REDIS_URL or of the running stack."""
     import os
     import sys
@@ -57,7 +64,8 @@ def worker(context: typer.Context) -> None:
     from scheduler.cli import edge
 
     os.environ.update(_environment(edge.settings()))
-    os.execv(sys.executable, [sys.executable, "-m", "worker.main", *context.args])
+    chosen = ["--lanes", lanes, *([] if slots is None else ["--slots", str(slots)])]
+    os.execv(sys.executable, [sys.executable, "-m", "worker.main", *chosen])
 
 
 def scheduler() -> None:
@@ -98,15 +106,18 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.
     if json:
         terminal.emit_json("dawn.doctor/1", checks=[finding.as_json() for finding in found])
     else:
-        table = [(("ok" if f.ok else "FAIL"), f.name, f.detail, "" if f.ok else f.hint) for f in found]
+        table = [(("ok" if f.ok else "FAIL"), f.name, f.detail, f.hint) for f in found]
         terminal.emit_table(("", "what", "found", "hint"), table)
     raise typer.Exit(checkup.exit_code(found))
 
 
 @images.command("build")
-def build(names: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None) -> None:
+def build(
+    names: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build anew, the base included: security updates.")] = False,
+) -> None:
     """Build the images that the engine lacks."""
-    _images("build", *(names or []))
+    _images("build", *(names or []), *(["--force"] if force else []))
 
 
 @images.command("save")
