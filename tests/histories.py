@@ -27,7 +27,6 @@ from worker.contract.events import (
     Replied,
     Sealed,
     Steered,
-    Submitted,
     Unrecorded,
     Yielded,
 )
@@ -191,21 +190,18 @@ def _claimed_for_a_reason(world: World, run: str, records: list[Record]) -> Iter
             if claimed is not None and not _struck(world, claimed, record):
                 yield f"{run} was claimed in {record.seq} while its attempt {claimed.seq} was well"
             claimed = record
-    before = fold([(record, "") for record in records if record.seq < records[-1].seq])
-    if (
-        before.status == "running"
-        and records[-1].attempt is None
-        and not _struck(world, records[0], records[-1], anybody=False)
-    ):
-        silent = datetime.fromisoformat(records[-1].at) - datetime.fromisoformat(before.updated_at)
+    sealed = records[-1]
+    if claimed is not None and sealed.attempt is None and not _struck(world, claimed, sealed):
+        alive = [record for record in records if record.seq < sealed.seq][-1]
+        silent = datetime.fromisoformat(sealed.at) - datetime.fromisoformat(alive.at)
         if silent.total_seconds() < SETTINGS.lease_ttl_s - SETTINGS.heartbeat_s - SKEW_S:
             yield f"{run} was sealed by the scheduler {silent} after a sign of life"
 
 
-def _struck(world: World, claimed: Record, until: Record, *, anybody: bool = True) -> bool:
-    """Whether between the two something befell the claimer, or (anybody=False: only that) Redis or the engine."""
-    assert isinstance(claimed.event, Claimed | Submitted)
-    names = ("", claimed.event.worker) if anybody and isinstance(claimed.event, Claimed) else ("",)
+def _struck(world: World, claimed: Record, until: Record) -> bool:
+    """Whether between the two something befell the claimer, Redis or an engine."""
+    assert isinstance(claimed.event, Claimed)
+    names = ("", claimed.event.worker)
     begins, ends = (datetime.fromisoformat(record.at).timestamp() - EPOCH_S for record in (claimed, until))
     return any(begins - SKEW_S <= at <= ends + SKEW_S and name in names for at, name in world.room.blows)
 

@@ -101,8 +101,8 @@ def test_what_once_went_wrong(trap: Trap, folder: Path) -> None:
 
 @pytest.mark.parametrize("append", [3, 5, 8, 11])
 def test_a_stale_writer_writes_nothing(append: int, folder: Path) -> None:
-    """A worker that stands still for two leases, with an append in its hands, finds the number taken and stops; with a
-    store that overwrites it would not."""
+    """A worker that stands still for two leases, with an append in its hands, finds the number taken and stops; with
+    a store that overwrites it would not."""
     frozen = Weather(traps=tuple((name, Trap("create runs/run-0/journal", append, 120)) for name in WORKERS))
     assert play(0, folder, weather=frozen).problems == []
     assert play(0, folder, weather=frozen, create_only=False).problems != []

@@ -43,6 +43,8 @@ SOURCE = canonical({"a.txt": "start\n", "b.txt": "remove me\n"})
 SETTINGS = Settings(
     state_dir=Path("/nonexistent"), hint_poll_s=2, tick_s=2, infra_backoff_s=(5, 15, 30), drain_soft_s=20
 )
+RESTART_S = 15.0
+"""The longest that a dead process stays away."""
 
 REPAIR = """
 - text: I look at it.
@@ -138,7 +140,9 @@ class World:
 
     def quiet_s(self) -> float:
         """When the last fault, and all that it holds up, is over."""
-        return max([FAULTS_S + STUCK_S, *(process.frozen_until for process in self.processes if process.alive)])
+        blows = (at + RESTART_S for at, _ in self.room.blows)  # a trap may spring late
+        freezes = (process.frozen_until for process in self.processes if process.alive)
+        return max([FAULTS_S + STUCK_S, *blows, *freezes])
 
     def stamp(self, process: Process) -> str:
         return self.clock(process).isoformat(timespec="milliseconds")
@@ -159,7 +163,7 @@ class World:
                 actor.ended.wait()
                 if process.alive:
                     return
-                self.room.sleep(self.room.random.uniform(1, 15))
+                self.room.sleep(self.room.random.uniform(1, RESTART_S))
 
         self.room.spawn(self.outside, keep, f"keeper of {name}")
 
