@@ -1,40 +1,55 @@
-"""Owns what people tell a deployment: there is something new, stop this. Refuses to act: the attempt or the scheduler
-reads it and does.
+"""Owns what people tell a deployment: there is something new, stop, wait, go on, mind this. Refuses to act: the
+attempt or the scheduler reads it and does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from worker.contract.errors import ConflictFault, HintsFault
+from scheduler.runs import Found
+from worker.contract.errors import HintsFault, InvalidFault
+from worker.contract.events import MessageKind
 from worker.store.archive import Archive
 from worker.store.hints import Hints
-from worker.store.inbox import Inbox
+from worker.store.inbox import Control, Inbox, Message
 
 SUBMITTED: Final = "submitted"
 """Name of the control hint that says: there are new runs, list `open/` now."""
 
+WORDS_CHARS: Final = 20_000
+"""Of one message, answer or reason: what fits into a model's context with room to spare."""
+
 
 def announce(hints: Hints) -> None:
     """Wake the scheduler after a submit; without it the runs are found when it lists again."""
-    with suppress(HintsFault):
-        hints.poke(SUBMITTED, time.time_ns() // 1_000_000)
+    poke(hints, SUBMITTED)
 
 
-def cancel(archive: Archive, hints: Hints | None, runs: Sequence[str], *, by: str, at: str) -> list[str]:
-    """Ask each run to stop; returns those that took the message, the others had ended. at: UTC, ISO 8601.
+def poke(hints: Hints | None, name: str) -> None:
+    """Leave a hint that there is something new for `submitted`, `run:<id>` or `batch:<id>`. Without Redis it is found
+    later: that is all a hint is for."""
+    if hints is not None:
+        with suppress(HintsFault):
+            hints.poke(name, time.time_ns() // 1_000_000)
 
-    hints: None or gone only makes it slower, by the time between two looks at an inbox. Raises StoreFault.
+
+def tell(
+    archive: Archive, hints: Hints | None, to: Found, kind: MessageKind, *, by: str, at: str, text: str = ""
+) -> Message:
+    """Put a message into the inbox of a run or the control of a batch. at: UTC, ISO 8601.
+
+    Raises ConflictFault when the run has ended, InvalidFault when the text is too long, StoreFault.
     """
-    told = []
-    for run in runs:
-        with suppress(ConflictFault):
-            message = Inbox(archive, run).put("cancel", by=by, at=at)
-            told.append(run)
-            if hints is not None:
-                with suppress(HintsFault):
-                    hints.poke(f"run:{run}", message.n)
-    return told
+    folder = Inbox(archive, to.id) if to.kind == "run" else Control(archive, to.id)
+    message = folder.put(kind, by=by, at=at, text=bounded(text))
+    poke(hints, f"{to.kind}:{to.id}")
+    return message
+
+
+def bounded(text: str) -> str:
+    """The text itself. Raises InvalidFault when it is longer than WORDS_CHARS."""
+    if len(text) > WORDS_CHARS:
+        raise InvalidFault(f"the text has {len(text)} characters, more than {WORDS_CHARS}")
+    return text

@@ -73,6 +73,8 @@ def freeze(
                 script=script,
                 checks=manifest.checks,
                 limits=manifest.limits,
+                policy=manifest.policy,
+                on_ask=manifest.on_ask,
             )
         )
     return Batch(name, text.encode(), targets_json(name, tasks, text.encode()), tuple(tasks))

@@ -30,6 +30,11 @@ class Follower:
         """Runs that are not sealed."""
         return [name for name, run in self.runs.items() if run.sealed is None]
 
+    @property
+    def unsealed(self) -> list[Run]:
+        """Their folds."""
+        return [self.runs[name] for name in self.open]
+
     def pause_s(self, shortest_s: float) -> float:
         """How long to wait before the next poll."""
         return min(MAX_PAUSE_S, max(shortest_s, PAUSE_PER_RUN_S * len(self.open)))

@@ -16,7 +16,7 @@ from scheduler import control, targets
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
 from scheduler.manifest import Loaded, Manifest, ManifestFault
-from scheduler.runs import find
+from scheduler.runs import Found, find
 from scheduler.stack import Stack, connected
 from worker.contract.errors import ExitCode, InvalidFault, StoreFault
 from worker.contract.events import Record
@@ -111,11 +111,13 @@ def attend(
     stamp: Callable[[], str],
     say: Say,
     heard: Callable[[Record, Run], None],
+    wait: bool = True,
 ) -> tuple[dict[str, Run], bool]:
     """Run the batches to their end in a running stack, or in one of our own; returns the folds by run id, and
     whether Ctrl-C was pressed (then every run was cancelled; what it had done is kept).
 
-    heard: called with each new record and the run after it. Raises Fault when the stack cannot come up.
+    wait: False leaves when all that is left waits for a person. heard: called with each new record and the run after
+    it. Raises Fault when the stack cannot come up.
     """
     archive.probe()
     with interrupts() as pressed, Stack(where, say=say) as stack:
@@ -132,19 +134,25 @@ def attend(
                     heard(record, follower.runs[record.run])
                 if pressed.count and not cancelled and follower.open:
                     say("cancelling; press Ctrl-C again to leave at once")
-                    control.cancel(archive, hints, follower.open, by=by, at=stamp())
+                    for batch in batches:
+                        control.tell(archive, hints, Found("batch", batch.id), "cancel", by=by, at=stamp())
                     cancelled = True
                     pressed.wake.clear()
             except StoreFault as fault:
                 if not fault.retryable:
                     raise
                 say(f"waiting for the archive: {fault}")
-            if not follower.open:
+            if not follower.open or not (wait or any(map(_works, follower.unsealed))):
                 break
             stack.tend()
             pressed.wake.wait(follower.pause_s(POLL_S))
         hints.close()
         return follower.runs, bool(pressed.count)
+
+
+def _works(run: Run) -> bool:
+    """Whether something other than a person's answer will bring the run on."""
+    return run.status != "waiting" or run.asked is None
 
 
 def _write(batches: Sequence[Batch], archive: Archive, *, by: str, at: str, say: Say) -> None:

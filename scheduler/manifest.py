@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from worker.contract.errors import InvalidFault
 from worker.contract.places import Document, Problem, read
-from worker.contract.task import Check, Environment, Frozen, Limits, Repo
+from worker.contract.task import Check, Environment, Frozen, Limits, OnAsk, PolicyRule, Repo
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
@@ -60,7 +60,7 @@ class Work(Frozen):
 
 
 class Manifest(Frozen):
-    """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits`."""
+    """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`."""
 
     version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
@@ -69,6 +69,8 @@ class Manifest(Frozen):
     environment: Environment = Environment()
     checks: Annotated[tuple[Check, ...], BeforeValidator(lambda value: named_checks(value))] = ()
     limits: Limits = Limits()
+    policy: tuple[PolicyRule, ...] = ()
+    on_ask: OnAsk = "park"
 
     @field_validator("checks")
     @classmethod
@@ -200,6 +202,7 @@ def _problem(document: Document, details: Mapping[str, Any]) -> Problem:
         return document.problem(path, _message(details))
     parts: dict[str | int, type[Frozen]] = {
         "targets": Target, "task": Work, "environment": Environment, "checks": Check, "limits": Limits,
+        "policy": PolicyRule,
     }  # fmt: skip
     known = list((parts[path[0]] if len(path) > 1 else Manifest).model_fields)
     near = difflib.get_close_matches(str(path[-1]), known, n=1)

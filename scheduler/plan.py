@@ -28,7 +28,8 @@ LOST_AFTER_BARREN_CLAIMS: Final = 3
 
 @dataclass(frozen=True)
 class Seen:
-    """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits in its inbox.
+    """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits for it. blocked:
+    what it waits for that no time ends (see Mail.blocks).
 
     since: UTC ISO time of submit, the order within a lane. rung_age_s: age of a doorbell that nobody answered yet,
     seconds, None when there is none.
@@ -40,6 +41,7 @@ class Seen:
     lane: Literal["interactive", "batch"] = "batch"
     leased: bool = False
     cancelled: bool = False
+    blocked: Literal["", "person", "paused"] = ""
     barren_claims: int = 0
     not_before: datetime | None = None
     rung_age_s: float | None = None
@@ -67,10 +69,10 @@ class Ring:
 @dataclass(frozen=True)
 class Wait:
     """Nothing to do now, and why: an attempt is alive, a doorbell is not answered yet, its time has not come, no
-    slot is free, Redis was wiped a moment ago, or it is parked without an end."""
+    slot is free, Redis was wiped a moment ago, a person must answer, or a person paused it."""
 
     run: str
-    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "parked"]
+    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused"]
     until: datetime | None = None
 
 
@@ -138,10 +140,10 @@ def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
     if run.orphan and run.barren_claims >= LOST_AFTER_BARREN_CLAIMS:
         detail = f"{run.barren_claims} attempts in a row ended without a step"
         return Close(run.id, "failed", Failure(cls="infra", reason="worker_lost", detail=detail))
+    if run.blocked:
+        return Wait(run.id, run.blocked)
     if run.not_before is not None and now < run.not_before:
         return Wait(run.id, "not_before", run.not_before)
-    if run.status == "waiting" and run.not_before is None:
-        return Wait(run.id, "parked")
     if run.rung_age_s is not None:
         return Wait(run.id, "doorbell")
     return None

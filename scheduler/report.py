@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from scheduler.approvals import commands
 from scheduler.runs import View
-from worker.contract.events import CheckResult, Verdict
+from worker.contract.events import CheckResult, Parked, Verdict
 from worker.contract.run import Run
 
 HEADINGS: Final = ("run", "target", "outcome", "verdict", "steps", "time", "cost", "detail")
@@ -32,6 +33,8 @@ def row(view: View) -> dict[str, Any]:
         "failure": str(sealed.failure) if sealed and sealed.failure else None,
         "detail": _detail(run),
         "waiting": run.waiting.waiting if run.waiting else None,
+        "waiting_since": run.updated_at if run.waiting else None,
+        "asked": run.asked.model_dump(mode="json") if run.asked else None,
         "not_before": run.not_before,
         "steps": run.steps,
         "tokens": run.tokens,
@@ -84,6 +87,7 @@ def summary(view: View, now: datetime) -> list[tuple[str, str]]:
     if task.fork:
         said = f", told: {task.fork.message}" if task.fork.message else ""
         lines.append(("forked", f"from {task.fork.run} at step {task.fork.step}{said}"))
+    lines += _waits(view)
     if task.prompt:
         lines.append(("asked", task.prompt.strip()))
     if task.commands:
@@ -103,6 +107,33 @@ def summary(view: View, now: datetime) -> list[tuple[str, str]]:
         lines.append(("artifacts", "\n".join(f"{name}  runs/{task.run}/blobs/{digest}" for name, digest in named)))
     lines.append(("go on", "\n".join(_next(view))))
     return [(heading, text) for heading, text in lines if text]
+
+
+def ways_on(view: View) -> list[str]:
+    """What a person types so that a waiting run goes on; nothing where no person is waited for."""
+    run, waiting = view.run, view.run.waiting
+    if run.sealed is not None or waiting is None:
+        return []
+    if waiting.waiting == "paused":
+        return [f"dawn unpause {view.task.run if run.paused_by else view.task.batch}"]
+    return commands(view.task.run, run.asked) if run.asked else []
+
+
+def _waits(view: View) -> list[tuple[str, str]]:
+    """What is waited for, since when and until when; of a call, what exactly would run."""
+    run, waiting, asked = view.run, view.run.waiting, view.run.asked
+    if run.sealed is not None or waiting is None:
+        return []
+    until = f", until {waiting.until}" if waiting.until else ""
+    text = [f"{_waits_for(waiting)}, since {run.updated_at}{until}"]
+    if asked is not None:
+        text += [f"{call.name} {call.arguments}" for call in run.pending if call.id == asked.call_id]
+        text.append(f"call {asked.call_id}, binding {asked.binding}")
+    return [("waits", "\n".join(text))]
+
+
+def _waits_for(waiting: Parked) -> str:
+    return waiting.detail if waiting.waiting == "paused" else f"{waiting.waiting}: {waiting.detail}".rstrip(": ")
 
 
 _MARKS: Final = {"todo": " ", "doing": ">", "done": "x"}
@@ -133,7 +164,7 @@ def _detail(run: Run) -> str:
     sealed = run.sealed
     if sealed is None:
         if run.waiting:
-            return f"waits for {run.waiting.waiting} {run.waiting.detail}".strip()
+            return _waits_for(run.waiting)
         return f"not before {run.not_before}" if run.not_before else ""
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()
@@ -176,7 +207,7 @@ def _files(verdict: Verdict) -> Sequence[tuple[str, str]]:
 def _next(view: View) -> list[str]:
     run = view.task.run
     if view.run.sealed is None:
-        return [f"dawn logs {run} -f", f"dawn cancel {run}"]
+        return [*ways_on(view), f"dawn logs {run} -f", f"dawn cancel {run}"]
     if "patch.diff" in view.run.sealed.artifacts:
         return [f"dawn diff {run} | git apply --index", f"dawn logs {run}"]
     return [f"dawn logs {run}"]

@@ -5,33 +5,35 @@ that was claimed meanwhile: the journal's next number decides, not a lease.
 from __future__ import annotations
 
 from scheduler.plan import Close
-from worker.contract.events import Event, Sealed, Steered
+from worker.contract.events import Sealed
 from worker.contract.run import Run
 from worker.store.archive import Archive
-from worker.store.inbox import Inbox
+from worker.store.decisions import decide
 from worker.store.journal import AppendConflict, Journal
+from worker.store.mail import last_mail
 
 BY = "scheduler"
 
 
 def seal(archive: Archive, run: Run, decision: Close, *, at: str) -> Run:
-    """Close the inbox and append what was in it with the `sealed` event, as one segment. at: UTC, ISO 8601.
+    """Close the inbox and append what was in it with the `sealed` event, as one segment. What the run asked is
+    decided first, so that a late answer meets it. at: UTC, ISO 8601.
 
     Returns the run after it, or, not sealed, the run as somebody's new claim left it. Raises StoreFault.
     """
     journal = Journal(archive, run.id)
-    claims = run.claims
+    batch, claims = journal.task().batch, run.claims
     run = journal.load(since=run)
     while run.sealed is None and run.claims == claims:
-        messages = Inbox(archive, run.id).close(run.inbox_seen, by=BY, at=at)
-        cancels = [message for message in messages if message.kind == "cancel"]
-        detail = f"cancelled by {cancels[0].by}" if cancels and decision.outcome == "cancelled" else decision.detail
-        events: list[Event] = [
-            Steered(n=message.n, kind=message.kind, by=message.by, text=message.text) for message in messages
-        ]
-        events.append(Sealed(outcome=decision.outcome, failure=decision.failure, detail=detail))
+        mail = last_mail(archive, run, batch, by=BY, at=at)
+        by = mail.cancel.by if mail.cancel else BY
+        if run.asked is not None:
+            decide(archive, run.id, run.asked, "cancelled", by=by, at=at)
+        cancelled = mail.cancel is not None and decision.outcome == "cancelled"
+        detail = f"cancelled by {by}" if cancelled else decision.detail
+        sealed = Sealed(outcome=decision.outcome, failure=decision.failure, detail=detail)
         try:
-            return journal.append(run, events, attempt=None, at=at)
+            return journal.append(run, [*mail.steered(), sealed], attempt=None, at=at)
         except AppendConflict:
             run = journal.load(since=run)
     return run

@@ -18,6 +18,7 @@ import structlog
 
 from scheduler.control import SUBMITTED
 from scheduler.plan import USUAL_CLAIM_S, Close, Pool, Ring, Seen, Slots, plan
+from scheduler.post import Post
 from scheduler.seal import BY, seal
 from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
 from worker.contract.run import Run
@@ -26,7 +27,6 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.damage import end_damaged
 from worker.store.hints import Hints
-from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 
 LEASE: Final = "scheduler"
@@ -41,11 +41,10 @@ log = structlog.get_logger()
 class _Open:
     """What is cached of one open run. looked: what Redis said of it when `run` was folded."""
 
+    batch: str
     lane: Literal["interactive", "batch"]
     run: Run
     looked: tuple[bool, bool] = (False, False)
-    cancelled: bool = False
-    poked: int = -1
     rung: tuple[datetime, int] | None = None
 
 
@@ -68,7 +67,7 @@ class Scheduler:
         self._epoch: str | None = None
         self._settled_at = now()
         self._listed_at: datetime | None = None
-        self._inboxes_at = now()
+        self._post = Post(archive, settings.decision_poll_s)
         self._submitted = -1
 
     def run(self, stop: threading.Event) -> None:
@@ -94,7 +93,7 @@ class Scheduler:
         if not self._open:
             return
         leased, outstanding = self._look()
-        self._read_inboxes(now, leased)
+        self._read_mail(now, leased)
         decisions = plan(
             now,
             [self._seen(name, cached, now, leased, outstanding) for name, cached in self._open.items()],
@@ -114,6 +113,7 @@ class Scheduler:
         leads = self._hints.claim(LEASE, self._token, self._settings.lease_ttl_s)
         if leads and not self._leading:
             self._open.clear()
+            self._post = Post(self._archive, self._settings.decision_poll_s)
             self._listed_at = None
         self._leading = leads
         return leads
@@ -158,7 +158,7 @@ class Scheduler:
                 if run.last_seq < 0:
                     journal.submit(task, by="scheduler", at=self._stamp())
                     run = journal.load()
-                return _Open(task.lane, run)
+                return _Open(task.batch, task.lane, run)
             except StoreFault:
                 raise
             except Fault as fault:
@@ -196,34 +196,25 @@ class Scheduler:
         self._load(changed)
         return leased, outstanding
 
-    def _read_inboxes(self, now: datetime, leased: set[str]) -> None:
-        """Find cancels of runs that no attempt listens for: where a hint points, and now and then without one."""
-        poked = self._hints.poked(f"run:{name}" for name in self._open)
-        patrol = now - self._inboxes_at >= timedelta(seconds=self._settings.inbox_poll_s)
-        if patrol:
-            self._inboxes_at = now
-        for name, cached in list(self._open.items()):
-            number = poked.get(f"run:{name}", -1)
-            if name in leased or cached.cancelled:
-                continue
-            if number != cached.poked or (patrol and cached.run.status == "waiting"):
-                cached.poked = number
-                try:
-                    messages = Inbox(self._archive, name).read(cached.run.inbox_seen)
-                except IntegrityFault as fault:
-                    self._set_aside(name, fault)
-                    continue
-                cached.cancelled = any(message.kind == "cancel" for message in messages)
+    def _read_mail(self, now: datetime, leased: set[str]) -> None:
+        """Take in what people sent to runs that no attempt listens for, and to batches."""
+        batches = {cached.batch for cached in self._open.values()}
+        names = [*(f"run:{name}" for name in self._open), *(f"batch:{batch}" for batch in batches)]
+        alone = [cached.run for name, cached in self._open.items() if name not in leased]
+        for name, fault in self._post.read(now, alone, batches, self._hints.poked(names)):
+            self._set_aside(name, fault)
 
     def _seen(self, name: str, cached: _Open, now: datetime, leased: set[str], outstanding: set[str]) -> Seen:
         run = cached.run
+        mail = self._post.mail(run, cached.batch)
         return Seen(
             id=name,
             status=run.status,
             since=run.submitted_at,
             lane=cached.lane,
             leased=name in leased,
-            cancelled=cached.cancelled,
+            cancelled=mail.cancel is not None,
+            blocked=mail.blocks,
             barren_claims=run.barren_claims,
             not_before=None if run.not_before is None else datetime.fromisoformat(run.not_before),
             rung_age_s=_rung_age_s(cached, now, name in outstanding),
@@ -253,7 +244,6 @@ class Scheduler:
             self._set_aside(decision.run, fault)
             return
         if cached.run.sealed is None:
-            cached.cancelled = False
             log.info("a run that was to be sealed is claimed again", run=decision.run)
 
     def _forget_sealed(self) -> None:
@@ -261,6 +251,7 @@ class Scheduler:
         sealed = [name for name, cached in self._open.items() if cached.run.sealed is not None]
         if sealed:
             self._archive.delete(keys.open_marker(name) for name in sealed)
+            self._post.forget(sealed)
             for name in sealed:
                 del self._open[name]
 

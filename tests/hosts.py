@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from worker.contract.task import Environment, Limits, Repo, Task
 from worker.hosting import AttemptHost
 from worker.lease import Lease
 from worker.ledger import Ledger
+from worker.mailbox import Mailbox
 from worker.prepare import prepare
 from worker.sandbox.protocol import Owner, Sandbox
 from worker.station import Station, utc_now
@@ -117,9 +117,11 @@ class Hosts:
         )
         if ledger.run.prepared is None:
             ledger.commit(prepared.event())
+        station = self._station()
+        mailbox = Mailbox(station, ledger, cancel, task.batch)
         with (
             self.sandbox.workspace(owner, prepared.image, task.limits) as workspace,
-            kind(task, self._station(), ledger, workspace, prepared, cancel, threading.Event()) as host,
+            kind(task, station, ledger, workspace, prepared, cancel, mailbox) as host,
         ):
             host.restore()
             yield host

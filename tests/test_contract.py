@@ -41,6 +41,7 @@ from worker.contract.events import (
 )
 from worker.contract.run import Run, exit_code, fold
 from worker.contract.task import Frozen, Limits, Repo, Task
+from worker.store.decisions import Decision
 from worker.store.inbox import Message
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("v*"))
@@ -49,6 +50,7 @@ STORED: dict[str, type[Frozen]] = {
     "env.json": PreparedEnvironment,
     "baseline.json": Baseline,
     "inbox.json": Message,
+    "decision.json": Decision,
 }
 
 

@@ -305,12 +305,12 @@ def test_an_inbox_that_a_dying_sealer_closed_opens_again(hosts: Hosts) -> None:
     with pytest.raises(ConflictFault):
         inbox.put("cancel", by="ann", at=utc_now())
     with hosts.host() as host:
-        host._mail.set()
         assert host.inbox() is None
         assert inbox.put("cancel", by="ann", at=utc_now()).n == 1
-        host._mail.set()
+        host._mailbox.look()
         assert host.inbox() == Stopped("cancel")
-        assert [message.kind for message in inbox.close(host.run.inbox_seen, by="w", at=utc_now())] == ["cancel"]
+        assert not inbox.close(host.run.inbox_seen, by="w", at=utc_now())
+        inbox.end(host.run.inbox_seen, by="w", at=utc_now())
     with pytest.raises(ConflictFault):
         inbox.put("message", by="ann", at=utc_now())
 

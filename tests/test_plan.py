@@ -21,6 +21,7 @@ runs = st.lists(
         lane=st.sampled_from(["interactive", "batch"]),
         leased=st.booleans(),
         cancelled=st.booleans(),
+        blocked=st.sampled_from(["", "", "person", "paused"]),
         barren_claims=st.integers(0, 4),
         not_before=st.none() | st.sampled_from([NOW - timedelta(seconds=1), NOW, NOW + timedelta(seconds=1)]),
         rung_age_s=st.none() | st.sampled_from([0.0, 4.0, 6.0, 44.0]),
@@ -76,6 +77,7 @@ def test_nobody_is_rung_who_must_not_start(found: list[Seen], free: dict[Pool, S
         run = by_id[ring.run]
         assert not run.leased
         assert not run.cancelled
+        assert not run.blocked
         assert run.rung_age_s is None
         assert run.not_before is None or run.not_before <= NOW
         assert not (settling and run.status == "running")
@@ -145,8 +147,9 @@ def test_a_wiped_redis_is_no_proof_of_a_death() -> None:
 
 
 def test_a_parked_run_waits_for_its_time() -> None:
-    """Without an end it waits for a person, with one it is rung when that has come."""
-    assert decide(Seen("p", "waiting")) == [Wait("p", "parked")]
+    """What no time ends is waited for; with an end it is rung when that has come."""
+    assert decide(Seen("p", "waiting", blocked="person")) == [Wait("p", "person")]
+    assert decide(Seen("p", "queued", blocked="paused")) == [Wait("p", "paused")]
     later = NOW + timedelta(hours=1)
     assert decide(Seen("p", "waiting", not_before=later)) == [Wait("p", "not_before", later)]
     assert decide(Seen("p", "waiting", not_before=NOW)) == [Ring("p", "batch")]

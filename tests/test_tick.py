@@ -10,8 +10,9 @@ import pytest
 import redis
 from runs_made import claimed, ended, replied
 
-from scheduler.control import announce, cancel
+from scheduler.control import announce, tell
 from scheduler.plan import Close
+from scheduler.runs import Found
 from scheduler.seal import seal
 from scheduler.tick import Scheduler
 from worker.contract.errors import ConflictFault, HintsFault
@@ -25,7 +26,7 @@ from worker.store.hints import Hints, WorkerOffer
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 
-SETTINGS = Settings(lease_ttl_s=45, ring_again_s=45, relist_s=60, inbox_poll_s=10)
+SETTINGS = Settings(lease_ttl_s=45, ring_again_s=45, relist_s=60, decision_poll_s=15)
 AT = "2026-11-30T02:00:00.000+00:00"
 
 
@@ -60,6 +61,11 @@ def world(archive: Archive, redis_url: str) -> World:
 
 
 Make = Callable[..., Run]
+
+
+def cancel(archive: Archive, hints: Hints | None) -> None:
+    """As `dawn cancel a` does."""
+    tell(archive, hints, Found("run", "a"), "cancel", by="me", at=AT)
 
 
 def test_as_many_runs_are_rung_as_slots_are_free(world: World, make_run: Make) -> None:
@@ -116,7 +122,7 @@ def test_a_cancelled_run_without_an_attempt_is_sealed(world: World, make_run: Ma
     """The journal says who cancelled it, and its marker is gone."""
     make_run("a")
     world.tick()
-    assert cancel(archive, world.hints, ["a"], by="me", at=AT) == ["a"]
+    cancel(archive, world.hints)
     world.tick(1)
     sealed = Journal(archive, "a").load().sealed
     assert sealed is not None
@@ -130,7 +136,7 @@ def test_a_cancelled_run_with_an_attempt_is_its_attempts_business(
     """Only a run that nobody holds is sealed by the scheduler."""
     make_run("a", claimed())
     world.hints.claim("run:a", "token", 45)
-    cancel(archive, world.hints, ["a"], by="me", at=AT)
+    cancel(archive, world.hints)
     world.tick()
     assert Journal(archive, "a").load().sealed is None
 
@@ -141,15 +147,17 @@ def test_a_parked_run_that_is_cancelled_without_a_hint_is_found(
     """Inboxes of waiting runs are read now and then."""
     make_run("a", claimed(), replied(), Parked(waiting="question"))
     world.tick()
-    cancel(archive, None, ["a"], by="me", at=AT)
-    world.tick(11)
+    cancel(archive, None)
+    world.tick(14)
+    assert Journal(archive, "a").load().sealed is None
+    world.tick(1)
     assert Journal(archive, "a").load().sealed is not None
 
 
 def test_a_message_after_the_end_is_refused(world: World, make_run: Make, archive: Archive) -> None:
     """The sealer closes the inbox first."""
     make_run("a")
-    cancel(archive, world.hints, ["a"], by="me", at=AT)
+    cancel(archive, world.hints)
     world.tick()
     with pytest.raises(ConflictFault, match="has ended"):
         Inbox(archive, "a").put("message", by="me", at=AT, text="wait")

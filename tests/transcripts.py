@@ -10,6 +10,7 @@ from typing import Any
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import (
+    Asked,
     Claimed,
     Event,
     Observation,
@@ -29,6 +30,7 @@ from worker.contract.run import Run
 from worker.contract.task import Check, Limits, Repo, Task
 from worker.host import Stopped
 from worker.models.protocol import AssistantMessage, Message, ToolResults, UserMessage
+from worker.policy import ALLOW, Ruling
 from worker.tools.tool import Tool
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -119,7 +121,8 @@ class Patience(Cancel):
 class MemoryHost(Transcript):
     """A Host whose calls are answered by a function of the command: (exit code, output, tree).
 
-    keep: what is committed of what was shown and got its snapshot; may raise as a real commit does.
+    keep: what is committed of what was shown and got its snapshot; may raise as a real commit does. hook: the
+    deployment's ruling over every call.
     """
 
     def __init__(self, task: Task, shell: Callable[[str], tuple[int, str, str]] = lambda _: (0, "", "a")) -> None:
@@ -128,6 +131,7 @@ class MemoryHost(Transcript):
         self.now_s = 0.0
         self.mail: list[Any] = []
         self.shell = shell
+        self.hook = ALLOW
         self.keep: Callable[[Observed], Observed] = lambda observed: observed
         self._shown: tuple[Run, Observed] | None = None
         super().__init__(task)
@@ -142,6 +146,14 @@ class MemoryHost(Transcript):
                 return message
             self.commit(message)
         return None
+
+    def before_call(self, call: ToolCall, arguments: Any) -> Ruling:
+        return self.hook
+
+    def ask(self, asked: Asked) -> Parked:
+        parked = Parked(waiting=asked.kind, detail=asked.question)
+        self.commit(asked, parked)
+        return parked
 
     def commit(self, *events: Event) -> None:
         self.settle()

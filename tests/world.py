@@ -20,7 +20,8 @@ from gates import Gate, SlowModel, StormyArchive, StormyHints, StormySandbox
 from simulation import EPOCH_S, Event, Process, Simulation
 from weather import FAULTS_S, SKEW_S, STUCK_S, Weather, drawn_trap
 
-from scheduler.control import SUBMITTED, cancel
+from scheduler.control import SUBMITTED, tell
+from scheduler.runs import Found
 from scheduler.tick import Scheduler
 from worker import tasks
 from worker.contract.errors import ConflictFault, HintsFault, StoreFault
@@ -274,7 +275,7 @@ class World:
         while True:
             try:
                 if what == "cancel":
-                    cancel(archive, hints, [run], by="ann", at=self.stamp(process))  # type: ignore[arg-type]
+                    tell(archive, hints, Found("run", run), "cancel", by="ann", at=self.stamp(process))  # type: ignore[arg-type]
                 else:
                     Inbox(archive, run).put("message", by="ann", at=self.stamp(process), text="Hurry.")  # type: ignore[arg-type]
                 return

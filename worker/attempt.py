@@ -5,11 +5,8 @@ Composes; refuses to hold rules of its own beyond what happens when a stage fail
 from __future__ import annotations
 
 import errno
-import math
-import threading
-import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -41,7 +38,6 @@ from worker.contract.events import (
     OutcomeName,
     Parked,
     Sealed,
-    Steered,
     Verdict,
     Yielded,
 )
@@ -53,6 +49,7 @@ from worker.janitor import sweep
 from worker.lease import Lease
 from worker.ledger import Ledger, due
 from worker.lost_reply import lost_reply
+from worker.mailbox import Mailbox
 from worker.models.commands import CommandsModel
 from worker.models.protocol import Model
 from worker.prepare import prepare
@@ -61,10 +58,11 @@ from worker.sandbox.protocol import Owner, Workspace
 from worker.station import Station
 from worker.store import keys
 from worker.store.damage import end_damaged
-from worker.store.inbox import Inbox
+from worker.store.decisions import decide
 from worker.store.journal import Journal
+from worker.store.mail import read_mail
 from worker.toolbox import Cancelled
-from worker.tools.toolset import Toolset
+from worker.tools.toolset import Toolset, withheld
 
 LOG = structlog.get_logger(__name__)
 
@@ -110,18 +108,15 @@ class _Attempt:
     station: Station
     lease: Lease
     cancel: Cancel
-    mail: threading.Event = field(default_factory=threading.Event)
-    hinted: int = -1
-    looked: float = -math.inf
 
     def work(self) -> str:
         station = self.station
         self.journal = Journal(station.archive, self.run_id)
         self.ledger = Ledger(self.journal, self.lease, self.cancel, station.redactor, station.now)
         before = self.ledger.run
-        if not due(before, station.now()):
-            return "not_due"
         self.task = self.journal.task()
+        if not due(before, station.now()) or read_mail(station.archive, before, self.task.batch).blocks:
+            return "not_due"
         engine, previous = station.sandbox.engine_id, _previous(before)
         self.ledger.claim(Claimed(worker=station.name, engine=engine, lane=station.lane, previous=previous))
         with ExitStack() as stack:
@@ -129,8 +124,8 @@ class _Attempt:
             stack.enter_context(
                 structlog.contextvars.bound_contextvars(batch=self.task.batch, attempt=self.ledger.run.attempt)
             )
-            self.mail.set()  # what came while nobody worked on the run
-            self.lease.each_beat(self._beat)
+            self.mailbox = Mailbox(station, self.ledger, self.cancel, self.task.batch)
+            self.lease.each_beat(self.mailbox.beat)
             try:
                 return self._worked(before)
             except (HintsFault, StoreFault) as fault:
@@ -176,21 +171,23 @@ class _Attempt:
 
     def _stages(self, before: Run) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
+        if (lost := lost_reply(self.task, before, self.ledger.records, self._tools().specs)) is not None:
+            self.ledger.commit(lost)
+        if (ended := self.mailbox.take() or self.mailbox.decide()) is not None:
+            return self._left(ended)
         try:
             model = None if self.task.model == "none" else self.station.open_model(self.task)
         except InvalidFault as fault:
             return self._fail(Failure(cls="provider", reason="bad_request", detail=str(fault)))
         except ProviderFault as fault:
             return self._fail(Failure(cls="provider", reason=fault.reason, detail=str(fault)))
-        if (lost := lost_reply(self.task, before, self.ledger.records, self._tools().specs)) is not None:
-            self.ledger.commit(lost)
         try:
             prepared = self._prepare()
         except EnvironmentFault as fault:
             return self._fail(_env_failure(fault))
         with (
             self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace,
-            AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mail) as host,
+            AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mailbox) as host,
         ):
             try:
                 host.restore()
@@ -227,14 +224,11 @@ class _Attempt:
         while True:
             if self.ledger.run.turn in ("model", "calls"):
                 ended = self._work(host, tools, model)
-                if isinstance(ended, Stopped):
-                    return self._stopped(ended.why)
-                if isinstance(ended, Parked):
-                    return "parked"
+                if not isinstance(ended, Finished):
+                    return self._left(ended)
             patch, measured = self._measure(workspace, prepared)
-            if not self._feeds_back(measured, model):
+            if not self._goes_on(measured, model):
                 return self._seal(patch, measured)
-            self.ledger.commit(FedBack(text=context.feedback(measured.checks), checks=measured.checks))
 
     def _work(self, host: AttemptHost, tools: Toolset, model: Model | None) -> Finished | Parked | Stopped:
         """The commands, then the model where one was asked for."""
@@ -253,7 +247,7 @@ class _Attempt:
         return finished
 
     def _tools(self) -> Toolset:
-        return Toolset(without=self.task.without_tools)
+        return Toolset(without=withheld(self.task))
 
     def _command_pending(self) -> bool:
         """Whether the last reply was a command whose call has no result yet."""
@@ -284,17 +278,26 @@ class _Attempt:
         """Store a blob of the run; while the store is away it stays here and waits."""
         return self.ledger.patiently(lambda: self.journal.put_blob(data))
 
-    def _feeds_back(self, measured: Verdict, model: Model | None) -> bool:
-        """Whether the model gets the red checks and another turn."""
+    def _goes_on(self, measured: Verdict, model: Model | None) -> bool:
+        """Whether a model that finished by its own words gets another turn (committed): red checks are shown to it,
+        or words that came before the inbox could be closed."""
         run, limits = self.ledger.run, self.task.limits
-        return (
-            model is not None
-            and measured.verdict in FAILED_VERDICTS
-            and run.finished is not None
-            and run.finished.failure is None
-            and run.feedbacks < limits.feedbacks
-            and meter.stop(run, limits, repeats=0, working_s=self.ledger.working_s()) is None
-        )
+        if (
+            model is None
+            or run.finished is None
+            or run.finished.failure is not None
+            or meter.stop(run, limits, repeats=0, working_s=self.ledger.working_s()) is not None
+        ):
+            return False
+        red = measured.verdict in FAILED_VERDICTS and run.feedbacks < limits.feedbacks
+        if red:
+            self.ledger.commit(FedBack(text=context.feedback(measured.checks), checks=measured.checks))
+            return True
+        mail = self.ledger.patiently(self.mailbox.close)
+        if not mail.words or mail.cancel is not None:
+            return False
+        self.ledger.commit(*mail.steered(), FedBack(text=""))
+        return True
 
     def _seal(self, patch: Patch, measured: Verdict) -> str:
         """The end, in one segment with what was measured, so that no crash falls between the two."""
@@ -324,24 +327,30 @@ class _Attempt:
 
         A cancel that came before the inbox closed wins: whoever sent it was told that it counts.
         """
-        station, run = self.station, self.ledger.run
-        inbox = Inbox(station.archive, self.run_id)
-        messages = self.ledger.patiently(lambda: inbox.close(run.inbox_seen, by=station.name, at=station.now()))
-        taken = [Steered(n=message.n, kind=message.kind, by=message.by, text=message.text) for message in messages]
-        cancels = [message for message in messages if message.kind == "cancel"]
-        if cancels:
-            events = (Sealed(outcome="cancelled", detail=f"cancelled by {cancels[0].by}"),)
-        self.ledger.commit(*taken, *events)
+        station, asked = self.station, self.ledger.run.asked
+        mail = self.ledger.patiently(self.mailbox.end)
+        if mail.cancel is not None:
+            events = (Sealed(outcome="cancelled", detail=f"cancelled by {mail.cancel.by}"),)
+        if asked is not None:  # so that a late answer meets it
+            by, at = station.name, station.now()
+            self.ledger.patiently(lambda: decide(station.archive, self.run_id, asked, "cancelled", by=by, at=at))
+        self.ledger.commit(*mail.steered(), *events)
         with suppress(StoreFault):  # the scheduler deletes the marker of a sealed run wherever it finds one
             station.archive.delete([keys.open_marker(self.run_id)])
         return "sealed"
+
+    def _left(self, ended: Parked | Stopped) -> str:
+        """The attempt ends before the run does."""
+        return self._stopped(ended.why) if isinstance(ended, Stopped) else "parked"
 
     def _stopped(self, why: str) -> str:
         """The attempt's Cancel was thrown, or this process drains."""
         if why == "cancel":
             return self._end(Sealed(outcome="cancelled"))  # who did stands in the inbox, which this consumes
-        if why == "drain":
-            self.ledger.commit(Yielded(why="drain"))
+        if why == "pause" and (ended := self.mailbox.take()) is not None:
+            return self._left(ended)
+        if why in ("drain", "pause"):
+            self.ledger.commit(Yielded(why="drain"))  # a pause that was taken back meanwhile ends like a drain
             return "yielded"
         raise FencedFault(f"stopped: {why}")
 
@@ -369,19 +378,6 @@ class _Attempt:
         backoff_s = self.station.settings.infra_backoff_s
         wait = timedelta(seconds=backoff_s[min(faults, len(backoff_s)) - 1])
         return (datetime.fromisoformat(self.station.now()) + wait).isoformat(timespec="milliseconds")
-
-    def _beat(self) -> None:
-        """At each beat of the lease: a cancel ends what runs now; other mail waits for the loop."""
-        now = time.monotonic()
-        hinted = self.station.hints.poked([f"run:{self.run_id}"]).get(f"run:{self.run_id}", -1)
-        if hinted <= self.hinted and now - self.looked < self.station.settings.inbox_poll_s:
-            return
-        self.hinted, self.looked = hinted, now
-        waiting = Inbox(self.station.archive, self.run_id).read(self.ledger.run.inbox_seen)
-        if waiting:
-            self.mail.set()
-        if any(message.kind == "cancel" for message in waiting):
-            self.cancel.set("cancel")
 
 
 def _previous(run: Run) -> str:

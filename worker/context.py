@@ -186,7 +186,8 @@ class Transcript:
             self._flush()
 
     def _say(self, words: str) -> None:
-        self._held.append(words)
+        if words:
+            self._held.append(words)
         if not self._run.pending:
             self._flush()
 

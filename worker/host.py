@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic import BaseModel
+
 from worker.contract.cancel import Cancel
-from worker.contract.events import Event, Parked, Record, ToolCall
+from worker.contract.events import Asked, Event, Parked, Record, ToolCall
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.models.protocol import ToolSpec
+from worker.policy import Ruling
 from worker.tools.tool import Tool
 
 
@@ -57,6 +60,14 @@ class Host(Protocol):
 
     def inbox(self) -> Parked | Stopped | None:
         """Consume waiting messages (commits `steered`); says whether they ask to park (committed) or to stop."""
+        ...
+
+    def before_call(self, call: ToolCall, arguments: BaseModel) -> Ruling:
+        """What the deployment's own hook says of a call."""
+        ...
+
+    def ask(self, asked: Asked) -> Parked:
+        """Commit the question, and park until a person decides or it expires."""
         ...
 
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:

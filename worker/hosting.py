@@ -5,7 +5,6 @@ decide anything a person or the meter should: it carries out.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,19 +15,21 @@ from types import TracebackType
 from typing import Any
 
 import structlog
+from pydantic import BaseModel
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EnvironmentFault, Fault
-from worker.contract.events import Event, Observation, Observed, Parked, Record, SnapshotRef, Steered, ToolCall
+from worker.contract.events import Asked, Event, Observation, Observed, Parked, Record, SnapshotRef, ToolCall
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.environments import Prepared, restore_chain
 from worker.host import Stopped
 from worker.ledger import Ledger
+from worker.mailbox import Mailbox
 from worker.masking import mask_file
+from worker.policy import Ruling
 from worker.sandbox.protocol import Command, Output, Result, Workspace, WorkspaceTooLarge
 from worker.station import Station
-from worker.store.inbox import Inbox
 from worker.store.lineage import inherited_blob
 from worker.tools import observe
 from worker.tools.tool import Answer, Tool, ToolContext
@@ -40,7 +41,7 @@ FULL_EVERY = 50
 
 
 class AttemptHost:
-    """One attempt's Host; a context manager. mail: set when the inbox should be looked at.
+    """One attempt's Host; a context manager.
 
     A call is shown as soon as its output is known. The rest of its transaction (output stored, container gone,
     snapshot taken and stored, then the append) follows in one background thread, which has the workspace for itself:
@@ -55,7 +56,7 @@ class AttemptHost:
         workspace: Workspace,
         prepared: Prepared,
         cancel: Cancel,
-        mail: threading.Event,
+        mailbox: Mailbox,
     ) -> None:
         self._task = task
         self._station = station
@@ -63,7 +64,7 @@ class AttemptHost:
         self._workspace = workspace
         self._prepared = prepared
         self._cancel = cancel
-        self._mail = mail
+        self._mailbox = mailbox
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"commit {task.run}")
 
     def __enter__(self) -> AttemptHost:
@@ -103,18 +104,16 @@ class AttemptHost:
         self._ledger.commit(*events)
 
     def inbox(self) -> Parked | Stopped | None:
-        if self._station.drain.is_set():
-            return Stopped("drain")
-        if not self._mail.is_set():
-            return None
-        self._mail.clear()
-        waiting = Inbox(self._station.archive, self.run.id).read(self.run.inbox_seen)
-        for message in waiting:
-            if message.kind == "cancel":
-                return Stopped("cancel")  # consumed with the seal, in one segment: no crash may lose it
-            # An attempt that died while it sealed left `closed`: taken in, it is void, and people can write again.
-            self.commit(Steered(n=message.n, kind=message.kind, by=message.by, text=message.text))
-        return None
+        return Stopped("drain") if self._station.drain.is_set() else self._mailbox.take()
+
+    def before_call(self, call: ToolCall, arguments: BaseModel) -> Ruling:
+        task = self._task
+        asked = {"id": call.id, "tool": call.name, "arguments": arguments.model_dump(mode="json")}
+        where = {"run": task.run, "batch": task.batch, "target": task.target, "step": self.run.steps}
+        return self._station.before_call({"v": 1, **where, "call": asked})
+
+    def ask(self, asked: Asked) -> Parked:
+        return self._mailbox.ask(asked)
 
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
         self.settle()

@@ -83,8 +83,8 @@ class Ledger:
 
     def claim(self, event: Claimed) -> None:
         """Start an attempt. An ordinary segment that won the number is taken in and the next one tried, because the
-        attempt before may have committed its last step meanwhile. FencedFault when the run ended, was claimed or was
-        given back for a while, and when the lease was lost on the way."""
+        attempt before may have committed its last step meanwhile. FencedFault when the run ended, was claimed, parked
+        or was given back for a while, and when the lease was lost on the way."""
         while True:
             self.check()
             try:
@@ -95,8 +95,8 @@ class Ledger:
                     raise FencedFault("somebody else claimed or ended the run first") from conflict
                 self.run = fold(conflict.winner, self.run)
                 self._records += [record for record, _ in conflict.winner]
-            if not due(self.run, self._now()):
-                raise FencedFault("the attempt before gave the run back for a while")
+            if self.run.status == "waiting" or not due(self.run, self._now()):
+                raise FencedFault("the attempt before parked the run or gave it back for a while")
 
     def commit(self, *events: Event) -> None:
         """Append events as one segment under the claim, after what is shown. FencedFault when somebody else wrote

@@ -96,20 +96,23 @@ def _act(host: Host, tools: Tools, call: ToolCall, phase: str) -> Finished | Par
     if isinstance(parsed, str):
         host.commit(_told(call, "error", parsed))
         return None
-    ruling = policy.judge(call, parsed[1], host.records())
-    if ruling.action == "ask":
-        host.settle()  # the question is bound to the workspace as it was committed
-        parked = Parked(waiting="approval", detail=ruling.reason)
-        host.commit(policy.question(call, ruling, host.run), parked)
-        return parked
-    if ruling.action == "deny":
-        told = _told(call, "denied", ruling.reason)
-        if phase == "commands":  # nobody reads it and thinks of another way, and what follows may build on it
+    arguments = parsed[1]
+    ruling = policy.judge(host.task, call, arguments, host.records(), lambda: host.before_call(call, arguments))
+    told = _told(call, "ok" if ruling.action == "answer" else "denied", ruling.reason)
+    match ruling.action:
+        case "allow":
+            return None if host.observe(call, *parsed) else Stopped(host.cancel.reason)
+        case "ask":
+            host.settle()  # the question is bound to the workspace as it was committed
+            return host.ask(policy.question(call, ruling, host.run))
+        case "fail":
+            return _finish(host, Failure(cls="refused", reason="guard", detail=ruling.reason), told)
+        case "deny" if phase == "commands":  # nobody reads it and thinks of another way; what follows may need it
             refused = Failure(cls="refused", reason="guard", detail=f"a command may not run: {ruling.reason}")
             return _finish(host, refused, told)
-        host.commit(told)
-        return None
-    return None if host.observe(call, *parsed) else Stopped(host.cancel.reason)
+        case _:
+            host.commit(told)
+            return None
 
 
 def _settled(host: Host, reply: Reply | Failure) -> bool:

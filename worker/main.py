@@ -90,6 +90,7 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
 
 def open_station(settings: Settings, name: str, lane: str) -> Station:
     """Everything an attempt borrows, proven: the archive is create-only, Redis keeps its keys, the engine answers."""
+    from worker.before_call import open_hook
     from worker.contract.redact import redactor_from_env
     from worker.sandbox.sandbox import DockerSandbox
     from worker.store.archive import open_archive
@@ -119,6 +120,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         redactor=redactor,
         secrets=secrets,
         open_model=lambda task: _open_model(task, settings, env, archive),
+        before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
     )
 
 

@@ -1,6 +1,7 @@
-"""Owns the short written list of acts that are refused or need a person. Pure; refuses to be the wall.
+"""Owns the ruling over each call: the short written list of acts that are refused or need a person, the task's own
+rules, what a person decided. Pure; refuses to be the wall.
 
-The wall against irreversible acts is that a call has no network and no credentials. This list saves the agent a
+The wall against irreversible acts is that a call has no network and no credentials. The list saves the agent a
 pointless try and a person a surprise; it looks at what a command *runs*, not at the text it mentions.
 """
 
@@ -8,20 +9,27 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import BaseModel
 
 from worker.contract.events import Asked, Decided, Record, ToolCall, canonical, digest
 from worker.contract.run import Run
+from worker.contract.task import Task
+
+HookAction = Literal["allow", "deny", "ask"]
+ASK_PERSON = "ask_person"
+"""The tool whose every call is a question."""
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """action: allow, deny (the model reads reason) or ask (a person reads reason)."""
+    """action: allow; deny or answer (the model reads reason); ask (a person reads reason); fail (the run ends)."""
 
-    action: Literal["allow", "deny", "ask"]
+    action: Literal["allow", "deny", "ask", "answer", "fail"]
     reason: str = ""
 
 
@@ -92,34 +100,71 @@ OPERATORS = frozenset(";&|()")
 HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
 
 
-def judge(call: ToolCall, arguments: Any, records: Iterable[Record]) -> Ruling:
-    """The ruling over one parsed call. A person's decision on it, when the records hold one, settles an ask."""
-    command = getattr(arguments, "command", None)
-    ruling = command_ruling(command) if isinstance(command, str) else ALLOW
+def judge(
+    task: Task, call: ToolCall, arguments: BaseModel, records: Iterable[Record], hook: Callable[[], Ruling]
+) -> Ruling:
+    """The ruling over one parsed call: the strictest of the written list, the task's rules and the deployment's hook,
+    which is asked of what the others let through. A person's decision, when the records hold one, settles an ask."""
+    ruling = _written(task, call, arguments)
+    if ruling.action != "deny":
+        ruling = _strictest([ruling, hook()])
     if ruling.action != "ask":
         return ruling
-    decided = [r.event for r in records if isinstance(r.event, Decided) and r.event.call_id == call.id]
-    if not decided:
+    for record in records:
+        if isinstance(record.event, Decided) and record.event.call_id == call.id:
+            return _decided(record.event)
+    if task.on_ask == "park":
         return ruling
-    if decided[-1].decision == "approved":
-        return ALLOW
-    return Ruling("deny", decided[-1].reason or "nobody approved it; go on without it")
+    unasked = f"{ruling.reason}; in this run nobody can be asked"
+    return Ruling("fail", unasked) if task.on_ask == "fail" else Ruling("deny", unasked)
 
 
 def question(call: ToolCall, ruling: Ruling, run: Run) -> Asked:
     """The question to a person, bound to tool, arguments and the workspace it was asked about."""
-    workspace = run.snapshot.listing if run.snapshot else ""
-    return Asked(
-        call_id=call.id,
-        question=ruling.reason,
-        binding=digest(canonical([call.name, call.arguments, workspace])),
-    )
+    kind: Literal["question", "approval"] = "question" if call.name == ASK_PERSON else "approval"
+    return Asked(call_id=call.id, kind=kind, question=ruling.reason, binding=binding(call, run))
+
+
+def binding(call: ToolCall, run: Run) -> str:
+    """What a decision on the call is bound to: digest of tool, arguments and the workspace as last committed."""
+    start = run.prepared.environment if run.prepared else ""
+    return digest(canonical([call.name, call.arguments, run.snapshot.listing if run.snapshot else start]))
+
+
+def _written(task: Task, call: ToolCall, arguments: BaseModel) -> Ruling:
+    """The task's first rule that matches, but for what nobody may allow; else the list's."""
+    command = getattr(arguments, "command", None)
+    listed = command_ruling(command) if isinstance(command, str) else ALLOW
+    if call.name == ASK_PERSON:
+        listed = Ruling("ask", str(getattr(arguments, "question", "")))
+    if listed.action == "deny":
+        return listed
+    subject = command if isinstance(command, str) else arguments.model_dump_json()
+    for rule in task.policy:
+        if rule.tool in ("*", call.name) and re.search(rule.pattern, subject):
+            return Ruling(rule.action, rule.reason or f"a rule of this task says {rule.action} for {call.name}")
+    return listed
+
+
+def _decided(decided: Decided) -> Ruling:
+    match decided.decision:
+        case "approved":
+            return ALLOW
+        case "answered":
+            return Ruling("answer", decided.reason)
+        case "expired":
+            return Ruling("deny", "nobody answered in time; go on without it")
+        case _:
+            return Ruling("deny", decided.reason or "a person said no; go on without it")
+
+
+def _strictest(rulings: Sequence[Ruling]) -> Ruling:
+    return next((one for action in ("deny", "ask") for one in rulings if one.action == action), ALLOW)
 
 
 def command_ruling(command: str) -> Ruling:
     """The strictest ruling over the programs that a shell script starts."""
-    found = [rule.ruling for words in _programs(command) for rule in RULES if _matches(rule, words)]
-    return next((ruling for action in ("deny", "ask") for ruling in found if ruling.action == action), ALLOW)
+    return _strictest([rule.ruling for words in _programs(command) for rule in RULES if _matches(rule, words)])
 
 
 def _matches(rule: Rule, words: Sequence[str]) -> bool:

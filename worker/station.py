@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from worker.before_call import Hook, no_hook
 from worker.contract.cancel import Cancel
 from worker.contract.redact import Redactor
 from worker.contract.settings import Settings
@@ -26,8 +27,9 @@ class Station:
     """name: of this worker, unique among the living. lane: what it serves. archive_id: label on its containers.
 
     secrets: NAME -> value, from DAWN_SECRET_*. open_model: makes the model of a task; raises InvalidFault or
-    ProviderFault. drain: thrown when this process wants to end; attempts then stop between calls. drain_now: thrown
-    when the soft limit is over; calls in hand are killed and rolled back.
+    ProviderFault. before_call: the deployment's ruling over a call. drain: thrown when this process wants to end;
+    attempts then stop between calls. drain_now: thrown when the soft limit is over; calls in hand are killed and
+    rolled back.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Station:
     redactor: Redactor
     secrets: Mapping[str, str]
     open_model: Callable[[Task], Model]
+    before_call: Hook = no_hook
     drain: Cancel = field(default_factory=Cancel)
     drain_now: Cancel = field(default_factory=Cancel)
     now: Callable[[], str] = utc_now

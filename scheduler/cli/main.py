@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scheduler.cli import keep, operate, read, start
+from scheduler.cli import keep, operate, people, read, start
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 start.register(app)
 read.register(app)
+people.register(app)
 keep.register(app)
 operate.register(app)
 

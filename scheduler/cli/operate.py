@@ -1,4 +1,4 @@
-"""Owns the commands that run a deployment: up, worker, scheduler, cancel, doctor, images. Refuses to touch an engine:
+"""Owns the commands that run a deployment: up, worker, scheduler, doctor, images. Refuses to touch an engine:
 whatever needs one is started as a process of the data plane.
 """
 
@@ -24,7 +24,6 @@ def register(app: typer.Typer) -> None:
     app.command("up")(up)
     app.command("worker")(worker)
     app.command("scheduler")(scheduler)
-    app.command("cancel")(cancel)
     app.command("doctor")(doctor)
     app.add_typer(images, name="images")
 
@@ -74,28 +73,6 @@ def scheduler() -> None:
     from scheduler.service import serve
 
     serve(_connected(edge.settings()))
-
-
-def cancel(
-    name: Annotated[str, typer.Argument(metavar="RUN|BATCH", help="An id, or its first letters.")],
-) -> None:
-    """Stop a run, or every run of a batch. What it has done is kept."""
-    from scheduler import control
-    from scheduler.cli import edge
-    from scheduler.runs import find, runs_in
-    from worker.contract.errors import ConflictFault
-
-    where = edge.settings()
-    archive = edge.archive(where)
-    found = find(archive, name)
-    hints = edge.hints(where)
-    told = control.cancel(archive, hints, runs_in(archive, found), by=edge.actor(), at=edge.stamp())
-    if not told:
-        raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")
-    if hints is None:
-        terminal.say("note: no stack is running; the runs end when one starts")
-    for run in told:
-        terminal.emit(run)
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False) -> None:

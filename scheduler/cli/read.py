@@ -43,6 +43,8 @@ def status(
             terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in views])
         else:
             terminal.emit_table(report.HEADINGS, [report.cells(view) for view in views])
+            for line in (line for view in views for line in report.ways_on(view)):
+                terminal.say(f"waits for you: {line}")
         return
     known = runs.batches(archive)
     if not everything:
@@ -70,15 +72,27 @@ def status(
     terminal.emit_table(("batch", "submitted (UTC)", "runs", "state"), table)
 
 
-def show(run: RunArgument, json: AsJson = False) -> None:
+def show(
+    run: RunArgument,
+    audit: Annotated[bool, typer.Option("--audit", help="Who did what to it, and when.")] = False,
+    json: AsJson = False,
+) -> None:
     """Tell all about one run: outcome, checks, files, cost, the agent's last words."""
     from datetime import UTC, datetime
 
     from scheduler import report, runs
+    from scheduler.audit import audit_of
     from scheduler.cli import edge
 
     archive = edge.archive(edge.settings())
     view = runs.view(archive, runs.find(archive, run, kinds=("run",)).id)
+    if audit:
+        acts = audit_of(archive, view)
+        if json:
+            terminal.emit_json("dawn.audit/1", run=view.task.run, acts=[act.as_json() for act in acts])
+        else:
+            terminal.emit_table(("at (UTC)", "who", "did", "what", "segment"), [act.cells() for act in acts])
+        return
     if json:
         terminal.emit_json(
             "dawn.run/1",

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit and leave; a running stack does the work.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Leave with exit code 9 when all that is left waits for a person.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +50,10 @@ def run(
     ] = None,
     key: Annotated[str | None, typer.Option(help="Same key and same task: same run. Default: random.")] = None,
     secret: Annotated[str | None, typer.Option(metavar="NAME", help="DAWN_SECRET_NAME opens the repository.")] = None,
+    on_ask: Annotated[
+        str, typer.Option(metavar="park|deny|fail", help="What a call that needs a person does.")
+    ] = "park",
+    no_wait: NoWait = False,
     detach: Detach = False,
     json: AsJson = False,
 ) -> None:
@@ -69,6 +76,7 @@ def run(
         "environment": {"image": image, **({} if setup is None else {"setup": setup})},
         "checks": check or [],
         "limits": dict(limit_of(text) for text in limit or []),
+        "on_ask": on_ask,
     }
     loaded = parse(encoder.dumps(data, indent=2) + "\n", COMMAND_LINE, Path.cwd(), where.limits)
     archive = edge.archive(where)
@@ -80,11 +88,14 @@ def run(
         lane="interactive",
         secret=_secret(secret),
     )
-    go([batch], archive, where, detach=detach, as_json=json)
+    go([batch], archive, where, detach=detach, wait=not no_wait, as_json=json)
 
 
 def submit(
-    file: Annotated[str, typer.Argument(help="A manifest in YAML.")], detach: Detach = False, json: AsJson = False
+    file: Annotated[str, typer.Argument(help="A manifest in YAML.")],
+    no_wait: NoWait = False,
+    detach: Detach = False,
+    json: AsJson = False,
 ) -> None:
     """Run a manifest's task on all its targets, to their end. The same again completes what is missing."""
     from pathlib import Path
@@ -96,7 +107,8 @@ def submit(
     where = edge.settings()
     loaded = load(Path(file), where.limits)
     archive = edge.archive(where)
-    go([batch_of(loaded, archive, say=terminal.say)], archive, where, detach=detach, as_json=json)
+    batch = batch_of(loaded, archive, say=terminal.say)
+    go([batch], archive, where, detach=detach, wait=not no_wait, as_json=json)
 
 
 def demo() -> None:
@@ -114,7 +126,7 @@ def demo() -> None:
         batch_of(scenarios.load(name, where.limits), archive, say=lambda _: None, key=key)
         for name in scenarios.FORETOLD
     ]
-    runs, interrupted = _watch(batches, archive, where)
+    runs, interrupted = _watch(batches, archive, where, wait=True)
     views = _tell(list(runs), archive, as_json=False)
     for view in views:
         terminal.emit(f"\n{view.task.run} ({view.task.batch})")
@@ -128,7 +140,9 @@ def demo() -> None:
     raise typer.Exit(130 if interrupted else 1 if wrong or len(views) < len(batches) else 0)
 
 
-def go(batches: list[Batch], archive: Archive, where: Settings, *, detach: bool, as_json: bool) -> None:
+def go(
+    batches: list[Batch], archive: Archive, where: Settings, *, detach: bool, as_json: bool, wait: bool = True
+) -> None:
     """Submit the batches and end the command: at once, or when their runs have ended."""
     from scheduler import launch
     from scheduler.cli import edge
@@ -144,12 +158,12 @@ def go(batches: list[Batch], archive: Archive, where: Settings, *, detach: bool,
             for batch in batches:
                 terminal.emit(batch.id)
         raise typer.Exit(0)
-    runs, interrupted = _watch(batches, archive, where)
+    runs, interrupted = _watch(batches, archive, where, wait=wait)
     _tell(list(runs), archive, as_json=as_json)
     raise typer.Exit(int(ExitCode.INTERRUPTED if interrupted else exit_code(runs.values())))
 
 
-def _watch(batches: list[Batch], archive: Archive, where: Settings) -> tuple[dict[str, Run], bool]:
+def _watch(batches: list[Batch], archive: Archive, where: Settings, *, wait: bool) -> tuple[dict[str, Run], bool]:
     from scheduler import launch
     from scheduler.cli import edge, transcript
 
@@ -158,7 +172,9 @@ def _watch(batches: list[Batch], archive: Archive, where: Settings) -> tuple[dic
         if text:
             terminal.say(f"{record.run}  {text}")
 
-    return launch.attend(batches, archive, where, by=edge.actor(), stamp=edge.stamp, say=terminal.say, heard=heard)
+    return launch.attend(
+        batches, archive, where, by=edge.actor(), stamp=edge.stamp, say=terminal.say, heard=heard, wait=wait
+    )
 
 
 def _tell(runs: list[str], archive: Archive, *, as_json: bool) -> list[Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from scheduler.approvals import commands
 from worker.contract.events import (
+    Asked,
     Claimed,
     Compacted,
+    Decided,
     FedBack,
     Finished,
     Observed,
@@ -37,10 +40,16 @@ def short(record: Record) -> str:
             seen = event.observation
             failed = seen.status != "ok" or seen.exit_code not in (0, None)
             return _cut(f"  {seen.tool}: {seen.status}, exit code {seen.exit_code}") if failed else ""
-        case FedBack():
-            return "red checks are shown to the model"
+        case FedBack() as event:
+            return "red checks are shown to the model" if event.checks else "the model reads what came meanwhile"
+        case Asked() as event:
+            return f"asks: {_cut(event.question)}; type: {' | '.join(commands(record.run, event))}"
+        case Decided() as event:
+            return _cut(f"{event.call_id} {event.decision} by {event.by} {event.reason}".rstrip())
+        case Steered() as event:
+            return _cut(f"{event.kind} by {event.by} {event.text}".rstrip())
         case Parked() as event:
-            return f"waits for {event.waiting} {event.until or ''}".rstrip()
+            return f"waits: {_waits(event)}"
         case Yielded() as event:
             return f"given back: {event.why} {event.failure or ''}".rstrip()
         case Finished() as event:
@@ -67,10 +76,15 @@ def full(record: Record) -> str:
             seen = event.observation
             code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
             return f"{seen.tool} {seen.status}{code}, {seen.duration_ms} ms\n{seen.output}".rstrip()
+        case Asked() as event:
+            typed = "\n".join(commands(record.run, event))
+            return f"{event.kind} of {event.call_id}: {event.question}\nbinding {event.binding}\n{typed}"
+        case Decided() as event:
+            return f"{event.call_id} {event.decision} by {event.by} at {event.decided_at}: {event.reason}"
         case Steered() as event:
-            return f"{event.kind} by {event.by}: {event.text}"
+            return f"{event.kind} to the {event.scope} by {event.by} at {event.sent_at}: {event.text}"
         case FedBack() as event:
-            return f"told by the checks\n{event.text}"
+            return f"told by the checks\n{event.text}" if event.checks else short(record)
         case Compacted() as event:
             return f"context up to step {event.through} replaced by\n{event.summary}"
         case Finished() as event:
@@ -86,6 +100,12 @@ def full(record: Record) -> str:
             return f"{event.outcome}, {event.failure or event.verdict or 'no verdict'}{why}"
         case event:
             return short(record) or event.type
+
+
+def _waits(parked: Parked) -> str:
+    if parked.waiting == "paused":
+        return parked.detail
+    return f"{parked.waiting} until {parked.until}" if parked.until else parked.waiting
 
 
 def _cut(text: str) -> str:

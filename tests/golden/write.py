@@ -11,7 +11,8 @@ from typing import Final
 from worker.contract import events as e
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.events import JOURNAL_VERSION, Record, canonical, digest
-from worker.contract.task import Check, Environment, ForkPoint, Frozen, Limits, Repo, Task
+from worker.contract.task import Check, Environment, ForkPoint, Frozen, Limits, PolicyRule, Repo, Task
+from worker.store.decisions import Decision
 from worker.store.inbox import Message
 
 RUN: Final = "r1"
@@ -32,6 +33,8 @@ TASK = Task(
     script="replies: []\n",
     checks=(Check(name="tests", command="node --test"),),
     limits=Limits(steps=7, cost_usd=None, working_time_s=600.5),
+    policy=(PolicyRule(tool="*", pattern="rm", action="ask", reason="careful"),),
+    on_ask="deny",
     without_tools=("run_command",),
     fork=ForkPoint(run="r0", step=2, seq=3, hash=SHA[5], message="go on"),
 )
@@ -85,9 +88,9 @@ EVENTS: Final[list[e.Event]] = [
         plan=(e.PlanItem(text="fix", status="doing"),),
         files=("price.js",),
     ),
-    e.Asked(call_id="c2", question="May I push?", binding=SHA[1]),
-    e.Decided(call_id="c2", decision="denied", by="boss", reason="no"),
-    e.Steered(n=0, kind="message", by="me", text="hurry"),
+    e.Asked(call_id="c2", kind="question", question="May I push?", binding=SHA[1]),
+    e.Decided(call_id="c2", decision="denied", by="boss", decided_at=AT, reason="no"),
+    e.Steered(scope="batch", n=0, kind="message", by="me", sent_at=AT, text="hurry"),
     e.Parked(waiting="approval", until=AT, detail="push"),
     e.Yielded(why="infra", failure=e.Failure(cls="infra", reason="engine"), not_before=AT),
     e.Unrecorded(cost_microusd=12, tokens=34, detail="answer lost"),
@@ -136,6 +139,7 @@ OBJECTS: Final[dict[str, Frozen]] = {
     ),
     "baseline.json": Baseline(checks=(CHECK,)),
     "inbox.json": Message(n=0, kind="message", by="me", at=AT, text="hurry"),
+    "decision.json": Decision(call="c2", binding=SHA[1], decision="answered", by="boss", at=AT, reason="main"),
 }
 
 

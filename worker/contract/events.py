@@ -32,6 +32,8 @@ REASONS: dict[str, frozenset[str]] = {
 
 OutcomeName = Literal["changed", "no_change", "failed", "cancelled", "skipped", "reused"]
 VerdictName = Literal["verified", "unverified", "still_failing", "broke", "flaky"]
+DecisionName = Literal["approved", "denied", "answered", "cancelled", "expired"]
+MessageKind = Literal["message", "cancel", "pause", "unpause", "closed"]
 ObservationStatus = Literal["ok", "error", "timeout", "oom", "denied", "interrupted"]
 
 
@@ -221,6 +223,7 @@ class Asked(Frozen):
 
     type: Literal["asked"] = "asked"
     call_id: str
+    kind: Literal["approval", "question"] = "approval"
     question: str
     binding: Digest
 
@@ -228,18 +231,22 @@ class Asked(Frozen):
 class Decided(Frozen):
     type: Literal["decided"] = "decided"
     call_id: str
-    decision: Literal["approved", "denied", "answered", "cancelled", "expired"]
+    decision: DecisionName
     by: str
+    decided_at: str = ""
     reason: str = ""
 
 
 class Steered(Frozen):
-    """One inbox message was consumed. n: its inbox number. kind message reaches the model; the others do not."""
+    """A message of the run's inbox or its batch's control (scope) was read. n: its number there. Only a `message`
+    reaches the model."""
 
     type: Literal["steered"] = "steered"
+    scope: Literal["run", "batch"] = "run"
     n: int
-    kind: Literal["message", "cancel", "pause", "unpause", "closed"]
+    kind: MessageKind
     by: str
+    sent_at: str = ""
     text: str = ""
 
 
@@ -279,7 +286,7 @@ class Compacted(Frozen):
 
 
 class FedBack(Frozen):
-    """Red checks were shown to the model, which has the turn again."""
+    """The model has the turn again: red checks are shown to it, or, without any, words that came as it finished."""
 
     type: Literal["fed_back"] = "fed_back"
     text: str

@@ -51,7 +51,8 @@ class Run(Frozen):
     without a step and without parking or yielding. infra_yields: infra yields in a row without a step.
     chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
-    working_s: time spent under claims, waiting excluded.
+    working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
+    and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
 
     A fork carries on its parent's counts: steps, tokens and cost are the conversation's. inherited_steps,
     inherited_cost_microusd: the parent's part of them. snapshots_of: the run that stored `chain`, "" for this one.
@@ -96,6 +97,9 @@ class Run(Frozen):
     plan: tuple[PlanItem, ...] = ()
     files: tuple[str, ...] = ()
     inbox_seen: int = 0
+    control_seen: int = 0
+    paused_by: str = ""
+    batch_paused_by: str = ""
     asked: Asked | None = None
     finished: Finished | None = None
     verdict: Verdict | None = None
@@ -176,9 +180,10 @@ class Run(Frozen):
             case Decided():
                 return self._with(asked=None)
             case Steered():
-                return self._with(inbox_seen=max(self.inbox_seen, event.n + 1))
+                return self.steered(event)
             case Parked():
-                return self._with(status="waiting", waiting=event, not_before=event.until, barren_claims=0)
+                not_before = None if event.waiting in ("approval", "question") else event.until
+                return self._with(status="waiting", waiting=event, not_before=not_before, barren_claims=0)
             case Yielded():
                 infra = self.infra_yields + 1 if event.why == "infra" else self.infra_yields
                 return self._with(status="queued", not_before=event.not_before, barren_claims=0, infra_yields=infra)
@@ -187,7 +192,8 @@ class Run(Frozen):
             case Compacted():
                 return self._spend(event.usage, event.cost_microusd)._with(compactions=self.compactions + 1)
             case FedBack():
-                return self._with(turn="model", finished=None, verdict=None, feedbacks=self.feedbacks + 1)
+                feedbacks = self.feedbacks + bool(event.checks)
+                return self._with(turn="model", finished=None, verdict=None, feedbacks=feedbacks)
             case Finished():
                 return self._with(finished=event, turn="verdict", pending=())
             case Verdict():
@@ -226,6 +232,15 @@ class Run(Frozen):
             barren_claims=0,
             infra_yields=0,
         )
+
+    def steered(self, event: Steered) -> Run:
+        """The run after a message was consumed."""
+        run, switched = self, {"pause": event.by, "unpause": ""}
+        if event.scope == "run":
+            run = run._with(inbox_seen=max(run.inbox_seen, event.n + 1))
+            return run._with(paused_by=switched.get(event.kind, run.paused_by))
+        run = run._with(control_seen=max(run.control_seen, event.n + 1))
+        return run._with(batch_paused_by=switched.get(event.kind, run.batch_paused_by))
 
     def _observed(self, event: Observed) -> Run:
         observation = event.observation

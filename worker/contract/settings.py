@@ -26,6 +26,8 @@ class Settings(BaseSettings):
     docker_url: None means the default socket; Docker's own DOCKER_HOST is read where ours is not set.
     state_dir: sockets, spools and the embedded server's files, none of it truth; and the archive, where `archive`
     names no other place.
+    before_call: `command:/path/to/program` or `python:module:function`, asked before each call
+    (worker/before_call.py).
     """
 
     model_config = SettingsConfigDict(
@@ -62,11 +64,15 @@ class Settings(BaseSettings):
     ring_again_s: Seconds = 45
     relist_s: Seconds = 60
     tick_s: Seconds = 0.5
+    decision_poll_s: Seconds = 15
     drain_soft_s: Seconds = 60
     infra_backoff_s: tuple[float, ...] = (30, 120, 600)
     spool_bytes: Count = 2**30
     decision_expiry_s: Seconds = 7 * 86400
     retention_days: Count = 90
+
+    before_call: str | None = None
+    before_call_timeout_s: Seconds = 10
 
     @property
     def archive_url(self) -> str:

@@ -5,9 +5,10 @@ A Task is written once, at submit, as `runs/<run>/task.json`, and never changes 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 TASK_VERSION: Final = 1
 
@@ -123,13 +124,39 @@ class ForkPoint(Frozen):
     message: str = ""
 
 
+class PolicyRule(Frozen):
+    """What becomes of a call of `tool` (`*`: of any) in which `pattern` is found.
+
+    pattern: a Python regular expression, searched in the command of a shell call and in the arguments, as JSON, of
+    any other; "" is found in all. reason: what a person reads of an ask, and the model of a deny.
+    """
+
+    tool: Annotated[str, Field(min_length=1)] = "run_command"
+    pattern: str = ""
+    action: Literal["allow", "ask", "deny"]
+    reason: str = ""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"is not a regular expression: {error}") from error
+        return pattern
+
+
+OnAsk = Literal["park", "deny", "fail"]
+
+
 class Task(Frozen):
     """What is asked of one repository.
 
     run: id of the run this task belongs to. ordinal: 0 for the first run of a target, retries count on.
     commands: plain shell commands run before any model. model: `none`, `scripted:NAME`, `replay:RUN`,
     `anthropic/NAME`, `openai/NAME`. script: text of the script when model is scripted. without_tools: names of tools
-    that the model is not offered. fork: where it begins, None for the start commit.
+    that the model is not offered. fork: where it begins, None for the start commit. policy: rules over calls, the
+    first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
     """
 
     v: Literal[1] = TASK_VERSION
@@ -148,6 +175,8 @@ class Task(Frozen):
     limits: Limits = Limits()
     without_tools: tuple[str, ...] = ()
     fork: ForkPoint | None = None
+    policy: tuple[PolicyRule, ...] = ()
+    on_ask: OnAsk = "park"
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:

@@ -1,25 +1,25 @@
-"""Owns a run's inbox: numbered, create-only messages from people to a run. Refuses to act on them.
+"""Owns what people send to a run (its inbox) or to a whole batch (its control): numbered, create-only messages.
+Refuses to act on them.
 
-Whoever seals a run first creates the next number as `closed`: a writer who comes later is told so, and a message
-that won that number is read before the seal. A `closed` that the journal has taken in (`steered`) is void: whoever
-wrote it died before the seal, and the run went on.
+Whoever seals a run first creates the next number of its inbox as `closed`: a writer who comes later is told so, and a
+message that won that number is read before the seal. A `closed` that the journal has taken in (`steered`) is void:
+whoever wrote it died before the seal, and the run went on.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from pydantic import ValidationError
 
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
-from worker.contract.events import canonical
+from worker.contract.events import MessageKind, canonical
 from worker.contract.task import Frozen
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.journal import Journal
-
-Kind = Literal["message", "cancel", "pause", "unpause", "closed"]
 
 
 class Message(Frozen):
@@ -27,55 +27,79 @@ class Message(Frozen):
 
     v: Literal[1] = 1
     n: int
-    kind: Kind
+    kind: MessageKind
     by: str
     at: str
     text: str = ""
 
 
-class Inbox:
-    """The inbox of one run. Holds no state. Methods raise StoreFault as the archive does."""
+class _Numbered:
+    """Messages in a folder of their own. Holds no state. Methods raise StoreFault as the archive does."""
 
-    def __init__(self, archive: Archive, run: str) -> None:
-        self.run = run
-        self._archive = archive
+    def __init__(self, archive: Archive, folder: str, key: Callable[[int], str]) -> None:
+        self._archive, self._folder, self._key = archive, folder, key
 
     def read(self, seen: int = 0) -> list[Message]:
-        """Messages numbered `seen` (Run.inbox_seen) and above, oldest first; `closed` is the last if it is there."""
-        after = keys.inbox(self.run, seen - 1) if seen > 0 else ""
+        """Messages numbered `seen` and above, oldest first."""
+        after = self._key(seen - 1) if seen > 0 else ""
         found = []
-        for key in self._archive.list(keys.inbox_folder(self.run), after=after):
+        for key in self._archive.list(self._folder, after=after):
             try:
                 found.append(Message.model_validate_json(self._archive.get(key, max_bytes=2**20)))
             except ValidationError as error:
                 raise IntegrityFault(f"{key} is not a message") from error
         return found
 
-    def put(self, kind: Kind, *, by: str, at: str, text: str = "") -> Message:
+    def put(self, kind: MessageKind, *, by: str, at: str, text: str = "") -> Message:
         """Add a message under the next free number. Raises ConflictFault when the run takes none any more."""
         n = 0
         while True:
-            waiting = self.read(n)
-            if waiting and waiting[-1].kind == "closed" and not self._void(waiting[-1]):
-                raise ConflictFault(f"run {self.run} has ended and takes no messages", hint="see it: dawn show")
-            n = waiting[-1].n + 1 if waiting else n
+            if waiting := self.read(n):
+                self._check_open(waiting[-1])
+                n = waiting[-1].n + 1
             message = Message(n=n, kind=kind, by=by, at=at, text=text)
-            if self._archive.create(keys.inbox(self.run, n), canonical(message.model_dump(mode="json"))):
+            if self._create(message):
                 return message
 
-    def close(self, seen: int, *, by: str, at: str) -> list[Message]:
-        """Take no more messages. Returns those numbered `seen` and above that came before the end, `closed` left
-        out: the sealer consumes them first. Closing twice is harmless."""
-        while True:
-            waiting = self.read(seen)
-            if not waiting or waiting[-1].kind != "closed":
-                with suppress(ConflictFault):  # another sealer closed it first: read what came before
-                    self.put("closed", by=by, at=at)
-                continue
-            return waiting[:-1]
+    def _check_open(self, last: Message) -> None:
+        """Raise ConflictFault when nothing may follow."""
+
+    def _create(self, message: Message) -> bool:
+        return self._archive.create(self._key(message.n), canonical(message.model_dump(mode="json")))
+
+
+class Inbox(_Numbered):
+    """Of one run."""
+
+    def __init__(self, archive: Archive, run: str) -> None:
+        super().__init__(archive, keys.inbox_folder(run), partial(keys.inbox, run))
+        self.run = run
+
+    def close(self, seen: int, *, by: str, at: str) -> bool:
+        """Take no more messages; False when some numbered `seen` (Run.inbox_seen) and above came first: then the
+        inbox stays open. Closing twice is harmless."""
+        if not self.read(seen):
+            self._create(Message(n=seen, kind="closed", by=by, at=at))
+        return self.read(seen)[0].kind == "closed"
+
+    def end(self, seen: int, *, by: str, at: str) -> None:
+        """Take no more messages, whatever came first."""
+        while not self.close(seen, by=by, at=at):
+            seen += 1
+
+    def _check_open(self, last: Message) -> None:
+        if last.kind == "closed" and not self._void(last):
+            raise ConflictFault(f"run {self.run} has ended and takes no messages", hint="see it: dawn show")
 
     def _void(self, closed: Message) -> bool:
         try:
             return Journal(self._archive, self.run).load().inbox_seen > closed.n
         except NotFoundFault:
             return False
+
+
+class Control(_Numbered):
+    """Of one batch; it is never closed, because a batch has no end of its own."""
+
+    def __init__(self, archive: Archive, batch: str) -> None:
+        super().__init__(archive, keys.batch_control_folder(batch), partial(keys.batch_control, batch))

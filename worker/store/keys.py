@@ -102,6 +102,10 @@ def batch_control(batch: str, n: int) -> str:
     return f"batches/{batch}/control/{n:06d}.json"
 
 
+def batch_control_folder(batch: str) -> str:
+    return f"batches/{batch}/control/"
+
+
 def environment(key: str) -> str:
     return f"environments/{key}/env.json"
 

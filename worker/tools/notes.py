@@ -1,4 +1,4 @@
-"""Owns the tools that need no container: update_plan and read_output. Refuses to keep anything itself."""
+"""Owns the tools that need no container: update_plan, read_output and ask_person. Refuses to keep anything itself."""
 
 from __future__ import annotations
 
@@ -79,3 +79,19 @@ class ReadOutput:
             total = sum(1 for _ in lines(io.BytesIO(data)))
             return Answer(f"that output has {total} lines; line {first} is no part of it", ok=False)
         return Answer("\n".join(picked))
+
+
+class AskPersonArguments(ToolArguments):
+    question: Annotated[str, Field(min_length=1, max_length=4_000, description="all a person needs to decide")]
+
+
+class AskPerson:
+    """A question to a person; policy.py parks the run for it, so that a call which gets here found nobody."""
+
+    name = "ask_person"
+    description = "Ask a person; the answer may take hours. Only where a wrong guess would be worse than waiting."
+    Arguments = AskPersonArguments
+    effect: ClassVar[Literal["none"]] = "none"
+
+    def command(self, arguments: Any, context: ToolContext) -> Answer:
+        return Answer("nobody can be asked here; decide from what you find", ok=False)

@@ -13,14 +13,20 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from worker.contract.events import ToolCall
+from worker.contract.task import Task
 from worker.models.protocol import ToolSpec
 from worker.tools.files import FILE_TOOLS
-from worker.tools.notes import ReadOutput, UpdatePlan
+from worker.tools.notes import AskPerson, ReadOutput, UpdatePlan
 from worker.tools.shell import RunChecks, RunCommand
 from worker.tools.tool import ARGUMENTS_BYTES_MAX, Tool
 
-TOOLS: tuple[Tool, ...] = (*FILE_TOOLS, RunCommand(), RunChecks(), ReadOutput(), UpdatePlan())
+TOOLS: tuple[Tool, ...] = (*FILE_TOOLS, RunCommand(), RunChecks(), ReadOutput(), UpdatePlan(), AskPerson())
 ERRORS_SHOWN = 10
+
+
+def withheld(task: Task) -> tuple[str, ...]:
+    """Names of the tools that a task does not offer: a person can be asked only where the run would wait for one."""
+    return task.without_tools if task.on_ask == "park" else (*task.without_tools, AskPerson.name)
 
 
 class Toolset:

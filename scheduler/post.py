@@ -1,0 +1,100 @@
+"""Owns what the scheduler knows of people's words to open runs: inboxes, batch controls, decisions. It reads them
+where a hint points, and of waiting runs now and then without one. Refuses to act on them, but for one thing: a
+question that nobody answered in time is decided as expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from scheduler.seal import BY
+from worker.contract.errors import IntegrityFault
+from worker.contract.run import Run
+from worker.store.archive import Archive
+from worker.store.decisions import Decision, decide, read_decision
+from worker.store.inbox import Control, Inbox, Message
+from worker.store.mail import Mail
+
+READERS: Final = 8
+
+
+@dataclass
+class _Known:
+    """What was read last. poked: the hint that led there."""
+
+    poked: int | None = None
+    inbox: list[Message] = field(default_factory=list)
+    decision: Decision | None = None
+
+
+class Post:
+    """poll_s: how often waiting runs and controls are looked at without a hint. Not thread-safe."""
+
+    def __init__(self, archive: Archive, poll_s: float) -> None:
+        self._archive, self._poll = archive, timedelta(seconds=poll_s)
+        self._runs: dict[str, _Known] = {}
+        self._batches: dict[str, _Known] = {}
+        self._patrolled_at: datetime | None = None
+
+    def read(
+        self, now: datetime, runs: Iterable[Run], batches: set[str], poked: Mapping[str, int]
+    ) -> list[tuple[str, IntegrityFault]]:
+        """Look where there may be news, and return runs whose mail cannot be read. runs: those without a living
+        attempt; poked: as Hints.poked says. Raises StoreFault."""
+        patrol = self._patrolled_at is None or now - self._patrolled_at >= self._poll
+        for batch in batches:
+            known, hint = self._batches.setdefault(batch, _Known()), poked.get(f"batch:{batch}", -1)
+            if patrol or hint != known.poked:
+                known.inbox += Control(self._archive, batch).read(len(known.inbox))
+                known.poked = hint
+        wanted = []
+        for run in runs:
+            known, hint = self._runs.setdefault(run.id, _Known(poked=-1)), poked.get(f"run:{run.id}", -1)
+            if hint != known.poked or (patrol and run.status == "waiting"):
+                wanted.append((run, hint))
+        faults: list[tuple[str, IntegrityFault]] = []
+        if wanted:
+            with ThreadPoolExecutor(READERS) as pool:
+                faults += filter(None, pool.map(lambda one: self._look(one[0], one[1], now), wanted))
+        if patrol:
+            self._patrolled_at = now
+        return faults
+
+    def mail(self, run: Run, batch: str) -> Mail:
+        """What is known to lie unread."""
+        known, asked = self._runs.get(run.id, _Known()), run.asked
+        decided = known.decision is not None and asked is not None and known.decision.call == asked.call_id
+        return Mail(
+            run,
+            [message for message in known.inbox if message.n >= run.inbox_seen],
+            [message for message in self._batches.get(batch, _Known()).inbox if message.n >= run.control_seen],
+            known.decision if decided else None,
+        )
+
+    def forget(self, runs: Iterable[str]) -> None:
+        """These have ended."""
+        for run in runs:
+            self._runs.pop(run, None)
+
+    def _look(self, run: Run, hint: int, now: datetime) -> tuple[str, IntegrityFault] | None:
+        known, asked = self._runs[run.id], run.asked
+        try:
+            known.inbox = Inbox(self._archive, run.id).read(run.inbox_seen)
+            if asked is not None:
+                known.decision = read_decision(self._archive, run.id, asked.call_id)
+                if known.decision is None and _expired(run, now):
+                    at = now.isoformat(timespec="milliseconds")
+                    known.decision = decide(self._archive, run.id, asked, "expired", by=BY, at=at)
+        except IntegrityFault as fault:
+            return run.id, fault
+        known.poked = hint
+        return None
+
+
+def _expired(run: Run, now: datetime) -> bool:
+    until = run.waiting.until if run.waiting else None
+    return until is not None and datetime.fromisoformat(until) <= now

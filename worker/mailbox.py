@@ -1,0 +1,122 @@
+"""Owns an attempt's ear: what people sent to its run or batch, taken between calls; a cancel at once, a pause when
+the call in hand had its time. Refuses to end the attempt itself: it says what was asked.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from datetime import datetime, timedelta
+
+from worker import policy
+from worker.contract.cancel import Cancel
+from worker.contract.errors import HintsFault
+from worker.contract.events import Asked, Decided, Parked
+from worker.host import Stopped
+from worker.ledger import Ledger
+from worker.station import Station
+from worker.store.inbox import Inbox
+from worker.store.mail import Mail, last_mail, read_mail
+
+
+class Mailbox:
+    """Of one attempt. `beat` runs in the heartbeat's thread, everything else in the loop's."""
+
+    def __init__(self, station: Station, ledger: Ledger, cancel: Cancel, batch: str) -> None:
+        self._station, self._ledger, self._cancel, self._batch = station, ledger, cancel, batch
+        self._arrived = threading.Event()
+        self._arrived.set()  # what came while nobody worked on the run
+        self._hinted: dict[str, int] = {}
+        self._looked_s = -math.inf
+        self._paused_s: float | None = None
+
+    def beat(self) -> None:
+        """Look where a hint points, and now and then without one. Raises StoreFault."""
+        now_s, settings = time.monotonic(), self._station.settings
+        if self._paused_s is not None and now_s - self._paused_s > settings.drain_soft_s:
+            self._cancel.set("pause")
+        hinted = self._hints()
+        if hinted == self._hinted and now_s - self._looked_s < settings.inbox_poll_s:
+            return
+        self._hinted, self._looked_s = hinted, now_s
+        mail = self._read()
+        if mail.inbox or mail.control:
+            self._arrived.set()
+        if mail.cancel is not None:
+            self._cancel.set("cancel")
+        if not mail.paused_by:
+            self._paused_s = None
+        elif self._paused_s is None:
+            self._paused_s = now_s
+
+    def take(self) -> Parked | Stopped | None:
+        """Consume what arrived (commits `steered`); says whether it asks to park (committed) or to stop. A `closed`
+        of an attempt that died while it sealed is void with that, and people can write again."""
+        if not self._arrived.is_set():
+            return None
+        self._arrived.clear()
+        mail = self._read()
+        if mail.cancel is not None:
+            return Stopped("cancel")  # consumed with the seal, in one segment: no crash may lose it
+        events = mail.steered()
+        if mail.paused_by:
+            parked = Parked(waiting="paused", detail=f"paused by {mail.paused_by}")
+            self._ledger.commit(*events, parked)
+            return parked
+        if events:
+            self._ledger.commit(*events)
+        return None
+
+    def decide(self) -> Parked | None:
+        """Take in the decision on what the run asked (commits `decided`); while there is none it waits on."""
+        run, asked = self._ledger.run, self._ledger.run.asked
+        if asked is None:
+            return None
+        made = self._read().decision
+        if made is None:
+            return self.ask(asked)
+        decided = Decided(
+            call_id=made.call, decision=made.decision, by=made.by, decided_at=made.at, reason=made.reason
+        )
+        call = next((call for call in run.pending if call.id == asked.call_id), None)
+        if call is None or not made.binding == asked.binding == policy.binding(call, run):
+            # Whatever was approved, it was not this: nothing runs on a decision about something else.
+            decided = decided.model_copy(update={"decision": "denied", "reason": "the decision names something else"})
+        self._ledger.commit(decided)
+        return None
+
+    def look(self) -> Mail:
+        """What lies unread; the next `take` looks too."""
+        self._arrived.set()
+        return self._read()
+
+    def close(self) -> Mail:
+        """Take no more messages, unless some came first; what lies unread then."""
+        station, run = self._station, self._ledger.run
+        Inbox(station.archive, run.id).close(run.inbox_seen, by=station.name, at=station.now())
+        return self.look()
+
+    def end(self) -> Mail:
+        """Take no more messages; all that came before."""
+        station = self._station
+        return last_mail(station.archive, self._ledger.run, self._batch, by=station.name, at=station.now())
+
+    def ask(self, asked: Asked) -> Parked:
+        """Commit a question, and park until it is decided or expires."""
+        now = datetime.fromisoformat(self._station.now())
+        expires = now + timedelta(seconds=self._station.settings.decision_expiry_s)
+        until = expires.isoformat(timespec="milliseconds")
+        parked = Parked(waiting=asked.kind, until=until, detail=asked.question)
+        self._ledger.commit(asked, parked)
+        return parked
+
+    def _hints(self) -> dict[str, int]:
+        """What Redis knows of newer mail; without it the archive is looked at in its own time."""
+        try:
+            return self._station.hints.poked([f"run:{self._ledger.run.id}", f"batch:{self._batch}"])
+        except HintsFault:
+            return self._hinted
+
+    def _read(self) -> Mail:
+        return read_mail(self._station.archive, self._ledger.run, self._batch)

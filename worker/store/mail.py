@@ -1,0 +1,82 @@
+"""Owns Mail, all that lies in an archive for a run and that the run has not read: its inbox, its batch's control, the
+decision on its question. Refuses to act on it: the attempt does, or the scheduler for a run without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from worker.contract.events import Steered
+from worker.contract.run import Run
+from worker.store.archive import Archive
+from worker.store.decisions import Decision, read_decision
+from worker.store.inbox import Control, Inbox, Message
+
+
+@dataclass(frozen=True)
+class Mail:
+    """For one run, as of one moment. inbox, control: unread messages, oldest first."""
+
+    run: Run
+    inbox: Sequence[Message] = ()
+    control: Sequence[Message] = ()
+    decision: Decision | None = None
+
+    @property
+    def cancel(self) -> Message | None:
+        """The first wish to end the run."""
+        return next((message for message in (*self.inbox, *self.control) if message.kind == "cancel"), None)
+
+    @property
+    def words(self) -> bool:
+        """Whether there is something for the model to read."""
+        return any(message.kind == "message" for message in self.inbox)
+
+    @property
+    def paused_by(self) -> str:
+        """Who paused the run or its batch, when all of this is read; "" when it may work."""
+        run = self._read()
+        return run.paused_by or run.batch_paused_by
+
+    @property
+    def blocks(self) -> Literal["", "person", "paused"]:
+        """Why no attempt may begin now: a person paused the run, or one must answer first. A run whose attempt died
+        is never blocked: the next one records why it stops."""
+        if self.run.status == "running":
+            return ""
+        if self.paused_by:
+            return "paused"
+        return "person" if self.run.asked is not None and self.decision is None else ""
+
+    def steered(self) -> list[Steered]:
+        """The events that record it as read, in the order of each folder."""
+        return [
+            Steered(scope=scope, n=one.n, kind=one.kind, by=one.by, sent_at=one.at, text=one.text)
+            for scope, messages in (("batch", self.control), ("run", self.inbox))
+            for one in messages
+        ]
+
+    def _read(self) -> Run:
+        run = self.run
+        for event in self.steered():
+            run = run.steered(event)
+        return run
+
+
+def read_mail(archive: Archive, run: Run, batch: str) -> Mail:
+    """Three requests at most. Raises StoreFault, IntegrityFault."""
+    return Mail(
+        run,
+        Inbox(archive, run.id).read(run.inbox_seen),
+        Control(archive, batch).read(run.control_seen),
+        None if run.asked is None else read_decision(archive, run.id, run.asked.call_id),
+    )
+
+
+def last_mail(archive: Archive, run: Run, batch: str, *, by: str, at: str) -> Mail:
+    """Take no more messages, and return all that came before: the sealer consumes it. Raises as read_mail does."""
+    Inbox(archive, run.id).end(run.inbox_seen, by=by, at=at)
+    mail = read_mail(archive, run, batch)
+    return replace(mail, inbox=mail.inbox[:-1])
