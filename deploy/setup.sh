@@ -43,11 +43,12 @@ install_venv() {
   echo "$wanted" > "$stamp"
 }
 
-engine_answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+engine_answers() { docker ${DAWN_DOCKER_URL:+--host "$DAWN_DOCKER_URL"} version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
 # An engine that answers: used if there, started as root on Debian and Ubuntu, else told how.
 ensure_engine() {
   engine_answers && return
+  [ -z "${DAWN_DOCKER_URL:-}" ] || fail "no Docker engine answers at $DAWN_DOCKER_URL" "start it, or unset DAWN_DOCKER_URL"
   if [ "$(id -u)" != 0 ]; then
     fail "no Docker engine answers" "start one and join its group: sudo systemctl start docker; sudo usermod -aG docker $USER"
   fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from repositories import commit_all, git
 from worker.contract.settings import Settings
 
 WORK = ("--command", "true")
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -90,6 +92,15 @@ def test_a_redis_that_is_gone_is_try_later(deployment: Deployment, code: Path) -
     said = refused(deployment, 75, "run", "--repo", code, *WORK, DAWN_REDIS_URL=url)
     assert "error: Redis failed" in said
     assert "DAWN_REDIS_URL" in said
+
+
+def test_the_setup_looks_for_the_engine_that_was_named(tmp_path: Path) -> None:
+    """Another engine that answers does not stand in for it, and none is installed or started in its place."""
+    named = os.environ | {"DAWN_DOCKER_URL": f"unix://{tmp_path}/nowhere.sock"}
+    script = f"source {shlex.quote(str(ROOT / 'deploy' / 'setup.sh'))}; ensure_engine"
+    done = subprocess.run(["bash", "-c", script], env=named, capture_output=True, text=True, check=False)
+    assert done.returncode == 75
+    assert "nowhere.sock" in done.stderr
 
 
 @pytest.mark.parametrize("variable", ["DAWN_DOCKER_URL", "DOCKER_HOST"])

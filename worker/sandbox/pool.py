@@ -8,7 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from pathlib import Path
+from typing import IO, Literal
 
 from worker.contract.errors import Fault
 from worker.sandbox.docker import Engine, Stream
@@ -38,17 +40,36 @@ class Box:
 
 
 class Places:
-    """How many containers may be parked on this host, all workspaces of this process together."""
+    """How many containers may be parked on this host, by all processes that share the folder: each place is a locked
+    file in it, so a process that dies gives its own back. Thread-safe."""
 
-    def __init__(self, count: int) -> None:
-        self._places = threading.BoundedSemaphore(count)
+    def __init__(self, folder: Path, count: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._free: list[IO[bytes]] = [(folder / str(number)).open("ab") for number in range(count)]
+        self._taken: list[IO[bytes]] = []
+        self._lock = threading.Lock()
 
     def take(self) -> bool:
         """False when all are taken: then nothing is parked, and a call makes its own container."""
-        return self._places.acquire(blocking=False)
+        with self._lock:
+            for file in self._free:
+                with suppress(BlockingIOError):
+                    flock(file, LOCK_EX | LOCK_NB)
+                    self._free.remove(file)
+                    self._taken.append(file)
+                    return True
+            return False
 
     def give_back(self) -> None:
-        self._places.release()
+        with self._lock:
+            file = self._taken.pop()
+            flock(file, LOCK_UN)
+            self._free.append(file)
+
+    def close(self) -> None:
+        """Give back the files themselves."""
+        for file in (*self._free, *self._taken):
+            file.close()
 
 
 class Pool:

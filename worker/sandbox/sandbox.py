@@ -43,7 +43,8 @@ class DockerSandbox:
         self._stack.callback(self._engine.close)
         self._spool = self._stack.enter_context(spool_folder(settings.state_dir / "spool"))
         self._threads = self._stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="sandbox"))
-        self._places = Places(settings.parked_max or 2 * self._engine.cpus + 4)
+        self._places = Places(settings.state_dir / "parked", settings.parked_max or 2 * self._engine.cpus + 4)
+        self._stack.callback(self._places.close)
         self._proven: set[str] = set()
 
     def close(self) -> None:
