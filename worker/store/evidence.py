@@ -23,6 +23,7 @@ from worker.contract.events import (
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.content import content_chunks, get_content
+from worker.store.lineage import ancestors
 
 
 @dataclass
@@ -44,21 +45,30 @@ def evidence_problems(archive: Archive, run: str, records: Sequence[Record], tal
     """
     environment = ""
     found: dict[str, None] = {}
-    parent = next((event for record in records if isinstance(event := record.event, Submitted)), None)
-    if parent is not None and parent.parent is not None:
-        found |= dict.fromkeys(_parent_problems(archive, parent))
+    origins = [run]
     for record in records:
         event = record.event
-        holder = run
-        if record.seq == 0 and parent is not None and parent.parent is not None:
-            holder = parent.parent  # what was copied names the parent's objects
+        if isinstance(event, Submitted) and event.parent is not None:
+            found |= dict.fromkeys(_parent_problems(archive, event))
+            # What was copied names objects of the run whose event it was: a parent, or the parent's parent.
+            origins = _ancestors(archive, run, found) or [event.parent]
         if isinstance(event, Prepared):
             environment = event.environment_key
             found |= dict.fromkeys(_environment_problems(archive, event, tally))
-        for key, name in named(holder, environment, event):
-            if said := _object_problem(archive, key, name, tally):
-                found[said] = None
+        holders = origins if record.seq == 0 else [run]
+        for places in zip(*(named(holder, environment, event) for holder in holders), strict=True):
+            said = [_object_problem(archive, key, name, tally) for key, name in places]
+            if all(said):
+                found[said[0]] = None
     return list(found)
+
+
+def _ancestors(archive: Archive, run: str, found: dict[str, None]) -> list[str]:
+    try:
+        return ancestors(archive, run)
+    except IntegrityFault as fault:
+        found[fault.message] = None
+        return []
 
 
 def named(run: str, environment: str, event: Event) -> Iterator[tuple[str, str]]:

@@ -3,10 +3,13 @@ journal: a task names its parent."""
 
 from __future__ import annotations
 
-from worker.contract.errors import NotFoundFault
+from pydantic import ValidationError
+
+from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.journal import Journal
+from worker.store.content import get_content
 
 
 def ancestors(archive: Archive, run: str) -> list[str]:
@@ -15,8 +18,8 @@ def ancestors(archive: Archive, run: str) -> list[str]:
     Raises IntegrityFault for a task that cannot be read, StoreFault."""
     found: list[str] = []
     try:
-        while (point := Journal(archive, found[-1] if found else run).task().fork) is not None:
-            found.append(point.run)
+        while (parent := _parent(archive, found[-1] if found else run)) is not None:
+            found.append(parent)
     except NotFoundFault:
         pass
     return found
@@ -27,5 +30,13 @@ def inherited_blob(archive: Archive, run: str, name: str) -> bytes:
     NotFoundFault."""
     for ancestor in ancestors(archive, run):
         if archive.size(keys.blob(ancestor, name)) is not None:
-            return Journal(archive, ancestor).get_blob(name)
+            return get_content(archive, keys.blob(ancestor, name), name)
     raise NotFoundFault(f"blob {name} of the run that {run} was forked from is not in the archive")
+
+
+def _parent(archive: Archive, run: str) -> str | None:
+    try:
+        fork = Task.model_validate_json(archive.get(keys.task(run))).fork
+    except ValidationError as error:
+        raise IntegrityFault(f"{keys.task(run)} is not a task") from error
+    return None if fork is None else fork.run
