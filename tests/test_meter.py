@@ -108,3 +108,21 @@ def test_the_report_of_a_run_that_did_nothing_says_so() -> None:
     report = meter.report(Transcript(task()).run, [])
     assert report.count("none") == 3
     assert "never run by the agent" in report
+
+
+@pytest.mark.parametrize(
+    ("output", "tree", "exit_code", "said"),
+    [
+        ("3 findings", "a", 1, "None"),
+        ("x\n[one call changed too much. Undone.]", None, 1, "a command was undone: one call changed too much"),
+        ("", "a", None, "a command ended with error"),
+    ],
+)
+def test_a_command_that_was_undone_or_killed_did_not_do_its_work(
+    output: str, tree: str | None, exit_code: int | None, said: str
+) -> None:
+    """T39: a linter's exit code is its own, but work that was rolled back is never a run without changes."""
+    transcript = Transcript(task())
+    transcript.step("codemod", output, tree=tree, status="error", exit_code=exit_code)
+    broken = meter.broken_command(transcript.records())
+    assert (broken.detail if broken else "None").startswith(said)

@@ -75,13 +75,17 @@ def out_of_time(limits: Limits) -> Failure:
 
 
 def broken_command(records: Sequence[Record]) -> Failure | None:
-    """A command that could not do its work: not found, not executable, or ended by a limit. Any other exit code is
-    its own way to talk (a linter that found something), and the checks judge what it left."""
+    """A command that could not do its work: not found, not executable, ended by a limit, or undone because it left
+    too much. Any other exit code is its own way to talk (a linter that found something), and the checks judge what
+    it left."""
     for record in records:
         event = record.event
         if isinstance(event, Observed):
             seen = event.observation
-            if seen.status in ("timeout", "oom") or seen.exit_code in (126, 127):
+            if seen.status == "error" and event.snapshot is None:
+                said = seen.output.rpartition("\n")[2].strip("[]")
+                return Failure(cls="agent", reason="failing_calls", detail=f"a command was undone: {said}")
+            if seen.status in ("timeout", "oom") or seen.exit_code in (126, 127, None):
                 code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
                 return Failure(
                     cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
