@@ -13,6 +13,8 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or 
 
 BATCHES_SHOWN = 10
 LOG_POLL_S = 0.5
+PARTIAL_PROGRAM = "worker.partial"
+"""Of the data plane, which this package never imports."""
 
 
 def register(app: typer.Typer) -> None:
@@ -144,7 +146,13 @@ def logs(
 
 
 def diff(run: RunArgument) -> None:
-    """Print the patch of a run: exact bytes into a pipe or file, harmless text on a terminal."""
+    """Print the patch of a run: exact bytes into a pipe or file, harmless text on a terminal.
+
+    Of a run that ended before one was made, it is made now, in containers, from the last snapshot.
+    """
+    import subprocess
+    import sys
+
     from scheduler import runs
     from scheduler.cli import edge
     from worker.contract.errors import ConflictFault
@@ -153,11 +161,18 @@ def diff(run: RunArgument) -> None:
     archive = edge.archive(edge.settings())
     name = runs.find(archive, run, kinds=("run",)).id
     journal = Journal(archive, name)
-    sealed = journal.load().sealed
-    if sealed is None:
+    ended = journal.load()
+    if ended.sealed is None:
         raise ConflictFault(f"run {name} has not ended", hint=f"wait for it: dawn logs {name} -f")
-    patch = sealed.artifacts.get("patch.diff")
-    if patch is None:
-        terminal.say(f"run {name} ended as {sealed.outcome} and has no patch; its last snapshot is in the archive")
+    patch = ended.sealed.artifacts.get("patch.diff")
+    if patch is not None:
+        terminal.emit_raw(journal.get_blob(patch))
         return
-    terminal.emit_raw(journal.get_blob(patch))
+    if ended.verdict is not None or not ended.chain:
+        terminal.say(f"run {name} ended as {ended.sealed.outcome} and changed nothing")
+        return
+    terminal.say(f"run {name} ended as {ended.sealed.outcome}; this patch is made of its last snapshot")
+    done = subprocess.run([sys.executable, "-m", PARTIAL_PROGRAM, name], stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+    terminal.emit_raw(done.stdout)
