@@ -24,6 +24,7 @@ from worker.contract.events import Claimed, Event, Observed, Record, Replied, Se
 from worker.contract.redact import Redactor
 from worker.contract.run import Run, fold
 from worker.lease import Lease
+from worker.store import rollup
 from worker.store.journal import AppendConflict, Journal, Line
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Ledger:
         self._redactor = redactor
         self._now = now
         self._since = time.monotonic()
+        self._rolled = 0
         self._read()
 
     @property
@@ -187,11 +189,26 @@ class Ledger:
         self._since = appended.when
         self.run = fold(appended.lines, self.run)
         self._records += [record for record, _ in appended.lines]
+        self._roll_up()
+
+    def _roll_up(self) -> None:
+        """Where a span of segments is full, leave the cache that saves whoever takes over from reading each one."""
+        full = (self.run.last_seq + 1) // rollup.SPAN
+        if full == self._rolled:
+            return
+        self._rolled = full
+        first = (full - 1) * rollup.SPAN
+        span = [record for record in self._records if first <= record.seq < first + rollup.SPAN]
+        try:
+            self.journal.roll_up(span)
+        except StoreFault as fault:
+            LOG.warning("not_rolled_up", fault=str(fault))
 
     def _read(self) -> None:
         for record, line_hash in self.journal.read():
             self.run = self.run.after(record, line_hash)
             self._records.append(record)
+        self._rolled = (self.run.last_seq + 1) // rollup.SPAN
 
 
 def masked(event: Event, redactor: Redactor) -> Event:

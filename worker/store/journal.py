@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -31,7 +31,7 @@ from worker.contract.fork import Line as Line
 from worker.contract.fork import inherited
 from worker.contract.run import Run, fold
 from worker.contract.task import TASK_VERSION, Task
-from worker.store import keys
+from worker.store import keys, rollup
 from worker.store.archive import Archive
 from worker.store.content import content_chunks, get_content, put_content
 from worker.store.evidence import Tally, evidence_problems
@@ -108,6 +108,9 @@ class Journal:
         """
         if prev is None:
             prev = digest(self._task_bytes()) if after < 0 else self._segment(after, None)[-1][1]
+        for lines in rollup.read(self._archive, self.run, after, prev):
+            after, prev = lines[-1][0].seq, lines[-1][1]
+            yield from lines
         seq = after
         for key, data in self._segments(after):
             seq += 1
@@ -170,6 +173,10 @@ class Journal:
             if lines[0][0].nonce != nonce:
                 raise AppendConflict(self.run, seq, tuple(lines))
         return lines
+
+    def roll_up(self, records: Sequence[Record]) -> None:
+        """Leave a cache of these records, all of rollup.SPAN segments."""
+        rollup.write(self._archive, self.run, records)
 
     def seal_damaged(self, at: str) -> Run | None:
         """End a run whose journal cannot be read on, as failed with infra/store: the seal goes to the next free

@@ -50,8 +50,17 @@ def journal(run: str) -> str:
     return f"runs/{run}/journal/"
 
 
+def rollup(run: str, first: int) -> str:
+    """A cache of the segments from number `first` on (see rollup.py)."""
+    return f"runs/{run}/rollup/{first:0{SEQ_DIGITS}d}.jsonl"
+
+
+def rollups(run: str) -> str:
+    return f"runs/{run}/rollup/"
+
+
 def segment_seq(key: str) -> int:
-    """The number in a segment's key. Raises IntegrityFault for a key that is not a segment's."""
+    """The number in a segment's or roll-up's key. Raises IntegrityFault for another key."""
     number = key.rsplit("/", 1)[-1].removesuffix(".jsonl")
     if not (number.isascii() and number.isdigit()):
         raise IntegrityFault(f"{key} is not a segment")
