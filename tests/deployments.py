@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from conftest import program, wait_for
 
+from worker.contract.errors import NotFoundFault
 from worker.contract.events import Event
 from worker.contract.events import digest as sha256
 from worker.contract.run import Run
@@ -123,7 +124,11 @@ class Deployment:
         return Journal(self.archive, run).load()
 
     def events(self, run: str) -> list[Event]:
-        return [record.event for record, _ in Journal(self.archive, run).read()]
+        """All events of a run, none while it is being submitted."""
+        try:
+            return [record.event for record, _ in Journal(self.archive, run).read()]
+        except NotFoundFault:
+            return []
 
     def awaited(self, run: str, kind: str, number: int = 1) -> Event:
         """The number-th event of that kind of a run, once it is in the journal."""
@@ -138,6 +143,16 @@ class Deployment:
         assert sealed is not None
         digest = sealed.artifacts.get("patch.diff")
         return Journal(self.archive, run).get_blob(digest) if digest else b""
+
+    def processes(self) -> list[Path]:
+        """/proc/<pid> of every process that has this deployment in its environment: commands, stack, workers."""
+        ours = f"DAWN_STATE_DIR={self.state}\0".encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended meanwhile, or is somebody else's
+                if ours in (process / "environ").read_bytes():
+                    found.append(process)
+        return found
 
     def left(self) -> list[str]:
         """What is on the engine of this archive: containers in any state, volumes, networks."""

@@ -73,7 +73,6 @@ def sdist(place: Path) -> Path:
 
 
 SOURCES: dict[str, Callable[[Path], str | Path]] = {
-    "repository": lambda place: repository(place / "plain"),
     "folder": lambda place: folder(place / "plain"),
     "sdist": lambda place: sdist(place / "plain"),
     "file URL": lambda place: repository(place / "söurce with blanks").as_uri(),

@@ -41,13 +41,15 @@ class Night:
         return [(name, at) for at in found for name, value in self.values.items() if value.encode() in self.seen[at]]
 
 
-def running(run: str) -> dict[str, bytes]:
+def running(deployment: Deployment) -> dict[str, bytes]:
     """What the engine and the kernel tell of what runs now: container configurations and command lines."""
+    [run] = deployment.runs()
     listing = ["docker", "ps", "--all", "--quiet", "--filter", f"label=dawnfleet.run={run}"]
     ids = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
     assert ids, "the run has containers while its model thinks"
     inspected = subprocess.run(["docker", "inspect", *ids], capture_output=True, check=False).stdout
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    lines = [(process / "cmdline").read_bytes() for process in deployment.processes()]
+    assert any(b"worker.main" in line for line in lines)
     return {"containers": inspected, "command lines": b"\n".join(lines)}
 
 
@@ -72,7 +74,7 @@ def night(seaweed: Settings, model_server: ModelServer, tmp_path: Path) -> Night
     seen: dict[str, bytes] = {}
 
     def echo(handler: BaseHTTPRequestHandler) -> None:
-        seen.update(running(deployment.runs()[0]))
+        seen.update(running(deployment))
         words = f"cannot do that: {dict(handler.headers)} {model_server.bodies[-1].decode()}"
         body = json.dumps({"error": {"message": words, "type": "invalid_request_error"}}).encode()
         handler.send_response(400)
