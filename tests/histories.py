@@ -246,8 +246,10 @@ def _compare(world: World, run: str, records: list[Record], found: Result, expec
     assert isinstance(last, Sealed)
     if last.outcome == "cancelled" or (last.failure is not None and _gave_up(world, records)):
         return
-    for name in expected:
-        if name != "id" and found[name] != expected[name]:
+    spoken = any(isinstance(record.event, Steered) and record.event.kind == "message" for record in records)
+    free = {"id", "steps", "usage"} if spoken else {"id"}  # a late message gives the model another turn
+    for name in sorted(expected.keys() - free):
+        if found[name] != expected[name]:
             yield f"{run}: {name} is {found[name]}, undisturbed {expected[name]}"
 
 

@@ -115,6 +115,7 @@ def test_a_claim_beats_the_scheduler_that_seals(folder: Path) -> None:
         people=((3, "cancel", 0),),
         traps=(
             *((name, Trap("took", 1, 4, alone=True)) for name in WORKERS),
+            *((name, Trap("owned", 1, 3, alone=True)) for name in WORKERS),
             ("scheduler-0.1", Trap("create runs/run-0/inbox", 1, 3, alone=True)),
         ),
     )
