@@ -17,7 +17,15 @@ import pytest
 
 from worker.contract.settings import Settings
 
-pytest_plugins = ["deployments", "git_server", "model_server", "repositories", "runs_made", "sandboxes", "preparation"]
+pytest_plugins = [
+    "deployments",
+    "git_server",
+    "model_server",
+    "repositories",
+    "runs_made",
+    "sandboxes",
+    "preparation",
+]
 
 START_TIMEOUT_S = 60
 
@@ -171,10 +179,8 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     server.kill()
 
 
-@pytest.fixture(scope="session")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings for a SeaweedFS, a store that keeps its data on disk."""
-    folder = tmp_path_factory.mktemp("weed")
+def seaweed_server(folder: Path) -> tuple[Server, int]:
+    """A SeaweedFS that keeps its data in folder, not started yet, and the port of its S3."""
     ports = {name: free_port(10_000) for name in ("master", "volume", "filer", "s3", "admin")}
     server = Server(
         [
@@ -195,8 +201,16 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
         lambda: listens(ports["s3"]),
         AWS_ACCESS_KEY_ID="dawn-key",
         AWS_SECRET_ACCESS_KEY="dawn-secret",
-    ).start()
-    yield s3_settings(ports["s3"])
+    )
+    return server, ports["s3"]
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings for a SeaweedFS, a store that keeps its data on disk."""
+    server, port = seaweed_server(tmp_path_factory.mktemp("weed"))
+    server.start()
+    yield s3_settings(port)
     server.kill()
 
 
