@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from simulation import EPOCH_S, simulation
 from stands import installed
-from weather import SKEW_S, Weather
+from weather import SKEW_S, STUCK_S, Weather
 from world import ARCHIVE_ID, CALM, SETTINGS, World
 
 from worker.contract.errors import Fault
@@ -199,11 +199,13 @@ def _claimed_for_a_reason(world: World, run: str, records: list[Record]) -> Iter
 
 
 def _struck(world: World, claimed: Record, until: Record) -> bool:
-    """Whether between the two something befell the claimer, Redis or an engine."""
+    """Whether something befell the claimer, Redis or an engine between its lease, which comes some time before the
+    claim, and then."""
     assert isinstance(claimed.event, Claimed)
     names = ("", claimed.event.worker)
     begins, ends = (datetime.fromisoformat(record.at).timestamp() - EPOCH_S for record in (claimed, until))
-    return any(begins - SKEW_S <= at <= ends + SKEW_S and name in names for at, name in world.room.blows)
+    begins, ends = begins - STUCK_S - SKEW_S, ends + SKEW_S
+    return any(begins <= at <= ends and name in names for at, name in world.room.blows)
 
 
 def _listened(world: World, run: str, records: list[Record]) -> Iterator[str]:
