@@ -29,6 +29,8 @@ pytest_plugins = [
 
 START_TIMEOUT_S = 60
 
+os.environ.setdefault("DAWN_STORE_IMAGES", "false")  # a quarter of a gigabyte for each of many archives
+
 
 class Server:
     """A server process that can be killed and started again on the same data."""

@@ -223,7 +223,13 @@ class World:
             now=lambda: self.stamp(process),
         )
         slots = Slots(station.hints, process.name, lanes, count, SETTINGS.heartbeat_s)
-        janitor = Janitor(station.archive, ARCHIVE_ID, station.sandbox, SETTINGS.janitor_interval_s)
+        janitor = Janitor(
+            station.archive,
+            ARCHIVE_ID,
+            station.sandbox,
+            SETTINGS.janitor_interval_s,
+            SETTINGS.prepared_images_bytes,
+        )
         app = _App()
         tasks.register(app, station, slots)
 

@@ -214,6 +214,7 @@ class _Attempt:
             redactor=station.redactor,
             secrets=station.secrets,
             cancel=self.cancel,
+            store_images=station.settings.store_images,
         )
         self.ledger.commit(prepared.event())
         return prepared

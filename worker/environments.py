@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, IntegrityFault, NotFoundFault
@@ -15,7 +16,7 @@ from worker.contract.task import Task
 from worker.sandbox.protocol import Sandbox
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.content import content_chunks
+from worker.store.content import content_chunks, put_content
 from worker.store.journal import Journal
 
 
@@ -73,12 +74,12 @@ def recorded(archive: Archive, sandbox: Sandbox, event: PreparedEvent) -> Prepar
     if found is None or found[1] != event.environment:
         raise IntegrityFault(f"{keys.environment(event.environment_key)} is not the one this run was prepared with")
     environment, name = found
-    image = held_image(sandbox, environment)
+    image = ready_image(archive, sandbox, environment)
     if image is None:
         raise EnvironmentFault(
             "image",
             f"this engine lacks the image {environment.setup_tag or environment.image_name} of the environment",
-            hint="it was prepared on another engine, or removed from this one",
+            hint="it was prepared elsewhere and not stored (DAWN_STORE_IMAGES), or removed from this engine",
         )
     baseline = None
     if event.baseline is not None:
@@ -89,6 +90,29 @@ def recorded(archive: Archive, sandbox: Sandbox, event: PreparedEvent) -> Prepar
             raise IntegrityFault(f"{folder} does not hold the baseline this run was prepared with")
         baseline = Baseline.model_validate_json(stored)
     return Prepared(environment, name, image, baseline, event.baseline)
+
+
+def ready_image(archive: Archive, sandbox: Sandbox, environment: PreparedEnvironment) -> str | None:
+    """What this engine calls the environment's image, brought from the archive when it lacks it and the image was
+    stored; None when it is nowhere. Raises IntegrityFault for a tar that is not what was stored."""
+    held = held_image(sandbox, environment)
+    if held is not None or environment.stored_image is None:
+        return held
+    key = keys.image(environment.image, environment.stored_image)
+    sandbox.load_image(environment.image, content_chunks(archive, key, environment.stored_image))
+    return environment.image
+
+
+def store_image(archive: Archive, sandbox: Sandbox, image: str) -> str | None:
+    """The digest under which the archive holds the image, stored now by whoever is first; None when a registry has
+    it. image: the engine's id."""
+    if sandbox.has_origin(image):
+        return None
+    known = next(archive.list(keys.image_folder(image)), None)
+    if known is not None:
+        return known.rpartition("/")[2]
+    with sandbox.saved_image(image) as path:
+        return put_content(archive, partial(keys.image, image), path)
 
 
 def held_image(sandbox: Sandbox, environment: PreparedEnvironment) -> str | None:

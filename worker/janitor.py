@@ -51,18 +51,25 @@ def living(run: Run, claim: int) -> bool:
 
 
 class Janitor(threading.Thread):
-    """Sweeps this host every interval_s until stopped. An engine or store that is away is tried again next time."""
+    """Sweeps this host every interval_s until stopped, and bounds its prepared images to images_bytes. An engine or
+    store that is away is tried again next time."""
 
-    def __init__(self, archive: Archive, archive_id: str, sandbox: Sandbox, interval_s: float) -> None:
+    def __init__(
+        self, archive: Archive, archive_id: str, sandbox: Sandbox, interval_s: float, images_bytes: int
+    ) -> None:
         super().__init__(name="janitor", daemon=True)
         self._place = (archive, archive_id, sandbox)
+        self._sandbox = sandbox
         self._interval_s = interval_s
+        self._images_bytes = images_bytes
         self._stopped = threading.Event()
 
     def run(self) -> None:
         while not self._stopped.wait(self._interval_s):
             try:
                 sweep(*self._place)
+                if images := self._sandbox.trim_images(self._images_bytes):
+                    LOG.info("images_removed", images=images)
             except (EngineFault, StoreFault) as fault:
                 LOG.warning("janitor_waits", fault=str(fault))
             except Fault as fault:

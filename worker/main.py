@@ -78,7 +78,13 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
         timer.start()
 
     doorbell.on_shutdown(drain)
-    janitor = Janitor(station.archive, station.archive_id, station.sandbox, settings.janitor_interval_s)
+    janitor = Janitor(
+        station.archive,
+        station.archive_id,
+        station.sandbox,
+        settings.janitor_interval_s,
+        settings.prepared_images_bytes,
+    )
     janitor.start()
     offer.start()
     with solo_beside() if not solo else nothing_beside():

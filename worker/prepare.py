@@ -50,14 +50,17 @@ def prepare(
     secrets: Mapping[str, str],
     cancel: Cancel,
     baseline: bool = True,
+    store_images: bool = False,
 ) -> Prepared:
     """The task's environment, from the archive where its key is known there, else made and stored.
 
     owner: of the attempt; its role is replaced. secrets: NAME -> value; the one that the repository names goes to
     the containers that fetch, on their stream, and nowhere else. baseline: also run the checks on the start.
+    store_images: keep an image that no registry has in the archive, for other hosts.
     Raises EnvironmentFault with a reason of the closed set, Cancelled when it was stopped.
     """
-    return _Preparation(task, archive, sandbox, owner, redactor, _repo_secret(task, secrets), cancel).run(baseline)
+    secret = _repo_secret(task, secrets)
+    return _Preparation(task, archive, sandbox, owner, redactor, secret, cancel, store_images).run(baseline)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class _Preparation:
     redactor: Redactor
     secret: Mapping[str, str]
     cancel: Cancel
+    store_images: bool
 
     def run(self, with_baseline: bool) -> Prepared:
         began = time.monotonic()
@@ -85,7 +89,7 @@ class _Preparation:
         wanted = self._wanted(image_id)
         key = self._key(image_id, wanted)
         found = environments.find(self.archive, key)
-        image = environments.held_image(self.sandbox, found[0]) if found else None
+        image = environments.ready_image(self.archive, self.sandbox, found[0]) if found else None
         reused = image is not None
         if image is None:
             with self._workspace("prepare", image_id) as workspace:
@@ -178,6 +182,9 @@ class _Preparation:
             image_name=self.task.environment.image,
             image=built.image,
             setup_tag=built.setup_tag,
+            stored_image=environments.store_image(self.archive, self.sandbox, built.image)
+            if self.store_images
+            else None,
             snapshot=self._put_blob(key, level_0.path),
             snapshot_bytes=level_0.bytes,
             listing=level_0.listing,

@@ -113,12 +113,14 @@ def submit(
 
 def demo() -> None:
     """Show everything once: five small repairs with scripted models, real queue, real containers, no key."""
+    import os
     import secrets
 
     from scheduler.cli import edge
     from scheduler.demo import scenarios
     from scheduler.launch import batch_of
 
+    os.environ.setdefault("DAWN_STORE_IMAGES", "false")  # ours can be built anywhere, and a demonstration is brief
     where = edge.settings()
     archive = edge.archive(where)
     key = secrets.token_hex(8)

@@ -26,6 +26,8 @@ class Settings(BaseSettings):
     docker_url: None means the default socket; Docker's own DOCKER_HOST is read where ours is not set.
     state_dir: sockets, spools and the embedded server's files, none of it truth; and the archive, where `archive`
     names no other place.
+    store_images: keep images that no registry has in the archive, once each, so that runs can go on and be forked on
+    hosts that lack them. Uncompressed: 254 MB for `python`, 408 MB for `node`, and as much again for each `setup`.
     before_call: `command:/path/to/program` or `python:module:function`, asked before each call
     (worker/before_call.py).
     """
@@ -50,6 +52,7 @@ class Settings(BaseSettings):
     ca_bundle: Path | None = None
     parked_max: Count | None = None
     prepared_images_bytes: Count = 20 * 2**30
+    store_images: bool = True
 
     openai_base_url: str | None = None
     anthropic_base_url: str | None = None

@@ -6,13 +6,15 @@ One client serves all threads (200 calls by 8 threads: no error). The SDK loads 
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from worker.contract.errors import EngineFault, EnvironmentFault, UsageFault
@@ -22,6 +24,8 @@ API_OLDEST: Final = (1, 41)
 REQUEST_TIMEOUT_S: Final = 60
 CONNECTIONS: Final = 64
 REMOVE_TIMEOUT_S: Final = 30
+TRANSFER_TIMEOUT_S: Final = 1800
+CHUNK_BYTES: Final = 2**20
 ERRORS_BYTES: Final = 4096
 RECEIVE_BYTES: Final = 256 * 1024
 ENGINE_HINT: Final = "is dockerd running, and may this user open its socket? DAWN_DOCKER_URL names another engine"
@@ -230,6 +234,60 @@ class Engine:
                 return dict(self._api.inspect_image(name))
             except docker.errors.ImageNotFound:
                 return None
+
+    def root_bytes(self, container: str) -> int:
+        """What the container has written to its own file system, volumes and tmpfs apart."""
+        with _door("measure a container"):
+            api = self._api
+            response = api._get(api._url("/containers/{0}/json", container), params={"size": 1})
+            return int(api._result(response, json=True).get("SizeRw") or 0)
+
+    def images(self) -> list[Mapping[str, Any]]:
+        """What the engine knows of all its images (`Id`, `ParentId`, `RepoTags`, `Size`, ...)."""
+        with _door("list images"):
+            return list(self._api.images())
+
+    def save(self, image: str, path: Path) -> None:
+        """Write the image as a tar, in pieces of CHUNK_BYTES."""
+        with _door("save an image"), open(path, "wb") as file:
+            api = self._api
+            # Not get_image: its time limit is that of a short request, and the engine packs all before it answers.
+            answer = api.get(api._url("/images/{0}/get", image), stream=True, timeout=TRANSFER_TIMEOUT_S)
+            with answer:
+                api._raise_for_status(answer)
+                for chunk in answer.iter_content(CHUNK_BYTES):
+                    file.write(chunk)
+
+    def load(self, chunks: Iterable[bytes]) -> None:
+        """Take in what `save` wrote. What the chunks raise is raised."""
+        with _door("load an image"):
+            api = self._api
+            answer = api.post(
+                api._url("/images/load"), data=iter(chunks), params={"quiet": 1}, timeout=TRANSFER_TIMEOUT_S
+            )
+            api._raise_for_status(answer)
+        for line in answer.text.splitlines():
+            if error := json.loads(line).get("error"):
+                raise EngineFault(f"the engine refused to load an image: {error}")
+
+    def tag(self, image: str, repository: str, tag: str) -> None:
+        with _door("tag an image"):
+            self._api.tag(image, repository, tag)
+
+    def remove_image(self, name: str) -> bool:
+        """Take a name from an image, with the last one the image goes; False when a container uses it."""
+        import docker.errors
+
+        with _door("remove an image"):
+            try:
+                self._api.remove_image(name)
+            except docker.errors.ImageNotFound:
+                return True
+            except docker.errors.APIError as error:
+                if error.status_code != 409:
+                    raise
+                return False
+        return True
 
     def commit(self, container: str, tag: str, changes: Sequence[str]) -> str:
         """The image id of the container's filesystem, tagged. changes: Dockerfile instructions for its config."""

@@ -180,6 +180,24 @@ class Sandbox(Protocol):
         """The engine's id of an image name of ours or any other. Raises EnvironmentFault("image") with a hint."""
         ...
 
+    def has_origin(self, image: str) -> bool:
+        """Whether a registry gave this image, by a digest under which another engine can get it."""
+        ...
+
+    def saved_image(self, image: str) -> AbstractContextManager[Path]:
+        """The image as a tar, in a file that is gone when the context ends."""
+        ...
+
+    def load_image(self, image: str, chunks: Iterable[bytes]) -> None:
+        """Bring the engine an image by id, from the tar that `saved_image` gave. What chunks raises is raised;
+        EngineFault when the engine takes it for something else."""
+        ...
+
+    def trim_images(self, most_bytes: int) -> int:
+        """Of the images that preparation made or `load_image` brought, remove those used longest ago until the rest
+        fits, never one in use; returns how many went."""
+        ...
+
     def owned(self, archive: str) -> list[tuple[Owner, str]]:
         """Every container and volume of that archive on this engine: (owner, "container:ID" | "volume:NAME")."""
         ...

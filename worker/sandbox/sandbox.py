@@ -3,7 +3,7 @@ what it left behind is found by its labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -12,13 +12,14 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Final
 
-from worker.contract.errors import ConflictFault, EnvironmentFault, Fault, UsageFault
+from worker.contract.errors import ConflictFault, EngineFault, EnvironmentFault, Fault, UsageFault
 from worker.contract.settings import Settings
 from worker.contract.task import Limits
 from worker.sandbox import images, shape
 from worker.sandbox.docker import Engine
 from worker.sandbox.output import spool_folder
 from worker.sandbox.pool import Places
+from worker.sandbox.prepared import PreparedImages
 from worker.sandbox.protocol import Owner
 from worker.sandbox.workspace import DockerWorkspace
 
@@ -45,6 +46,7 @@ class DockerSandbox:
         self._threads = self._stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="sandbox"))
         self._places = Places(settings.state_dir / "parked", settings.parked_max or 2 * self._engine.cpus + 4)
         self._stack.callback(self._places.close)
+        self._prepared = PreparedImages(self._engine, settings.state_dir / "images")
         self._proven: set[str] = set()
 
     def close(self) -> None:
@@ -53,6 +55,11 @@ class DockerSandbox:
     @contextmanager
     def workspace(self, owner: Owner, image: str, limits: Limits) -> Iterator[DockerWorkspace]:
         image_id = self.image_id(image)
+        with self._prepared.hold(image_id), self._opened(owner, image, image_id, limits) as workspace:
+            yield workspace
+
+    @contextmanager
+    def _opened(self, owner: Owner, image: str, image_id: str, limits: Limits) -> Iterator[DockerWorkspace]:
         spool = Path(mkdtemp(dir=self._spool))
         workspace = DockerWorkspace(
             self._engine,
@@ -82,7 +89,32 @@ class DockerSandbox:
             rmtree(spool, ignore_errors=True)
 
     def has_image(self, image: str) -> bool:
-        return self._engine.image(_reference(image)) is not None
+        found = self._engine.image(_reference(image))
+        if found is not None:
+            self._prepared.touch(str(found["Id"]))
+        return found is not None
+
+    def has_origin(self, image: str) -> bool:
+        found = self._engine.image(_reference(image))
+        return bool(found and found.get("RepoDigests"))
+
+    @contextmanager
+    def saved_image(self, image: str) -> Iterator[Path]:
+        folder = Path(mkdtemp(dir=self._spool))
+        try:
+            self._engine.save(_reference(image), folder / "image.tar")
+            yield folder / "image.tar"
+        finally:
+            rmtree(folder, ignore_errors=True)
+
+    def load_image(self, image: str, chunks: Iterable[bytes]) -> None:
+        self._engine.load(chunks)
+        if self._engine.image(image) is None:
+            raise EngineFault(f"the engine loaded another image than {image}", retryable=False)
+        self._prepared.keep(image)
+
+    def trim_images(self, most_bytes: int) -> int:
+        return self._prepared.trim(most_bytes)
 
     def image_id(self, image: str) -> str:
         reference = _reference(image)
