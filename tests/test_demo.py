@@ -11,7 +11,7 @@ import pytest
 from conftest import wait_for
 from deployments import Deployment, Done, worker_process
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 FORETOLD = {
     "cart": ("changed", "verified", None, 6),
@@ -52,7 +52,7 @@ def demo_of(deployment: Deployment, done: Done) -> Demo:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """One whole `dawn demo`."""
     deployment = Deployment(tmp_path_factory.mktemp("demo"))
-    return demo_of(deployment, deployment.dawn("demo"))
+    return demo_of(deployment, deployment.dawn("demo", timeout_s=300))
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +60,17 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """The demonstration again; the worker is killed once one of its runs has the result of a call."""
     deployment = Deployment(tmp_path_factory.mktemp("killed"))
     with deployment.begun("demo") as process:
-        claimed = wait_for(lambda: _worker_with_a_result(deployment))
-        os.kill(worker_process(claimed), signal.SIGKILL)
-        out, _ = process.communicate(timeout=150)
+        worker = wait_for(lambda: _worker_with_a_result(deployment), 150)
+        os.kill(worker_process(worker), signal.SIGKILL)
+        out, _ = process.communicate(timeout=300)
     return demo_of(deployment, Done(process.returncode, out, deployment.background()))
 
 
 def _worker_with_a_result(deployment: Deployment) -> str | None:
-    """The worker of a run that stands between the result of a call and the next reply."""
+    """The worker of a run that has the result of a call and has not ended."""
     for run in deployment.runs():
-        events = deployment.events(run)
-        if events and events[-1].type == "observed":
+        kinds = [event.type for event in deployment.events(run)]
+        if "observed" in kinds and "sealed" not in kinds:
             return deployment.run(run).worker
     return None
 
