@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from git_server import GitServer
-from preparation import Bench
-from repositories import commit_all, git, tar_of
+from preparation import LIMITS, Bench
+from repositories import MIB, commit_all, git, tar_of
 
 from worker import prepare as prepare_module
 from worker.contract.errors import EnvironmentFault
@@ -118,6 +120,35 @@ def test_a_failing_setup_says_how(bench: Bench, source: Path) -> None:
         bench.prepare(task)
     assert caught.value.reason == "setup"
     assert list(bench.archive.list("environments/")) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("rm -rf /workspace/repo; ln -s /etc /workspace/repo", "replaced the folder /workspace/repo"),
+        ("echo other >/workspace/base/commit", "setup changed /workspace/base"),
+        ("for n in $(seq 250); do mkdir d; cd d; done", "nested deeper"),
+        ("for n in 1 2 3; do head -c 12M /dev/zero >/opt/$n; done", "outgrew its limit of 32 MiB"),
+    ],
+    ids=["repo", "base", "deep", "image"],
+)
+def test_a_setup_that_breaks_the_workspace_is_at_fault(bench: Bench, source: Path, script: str, said: str) -> None:
+    """It runs code of the repository as root: what that breaks or fills is env/setup and not tried again."""
+    limits = LIMITS.model_copy(update={"workspace_bytes": 32 * MIB})
+    with pytest.raises(EnvironmentFault, match=said) as caught:
+        bench.prepare(bench.task(bench.repo(source), setup=script, limits=limits))
+    assert caught.value.reason == "setup"
+    assert list(bench.archive.list("environments/")) == []
+
+
+def test_a_source_that_eats_the_memory_is_at_fault(bench: Bench) -> None:
+    """H37: a header that claims a name of a gigabyte is the repository's doing, not the engine's."""
+    header = tarfile.TarInfo("name")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2**30
+    packed = gzip.compress(header.tobuf(tarfile.GNU_FORMAT), 1) + gzip.compress(bytes(64 * MIB), 1) * 17
+    with pytest.raises(EnvironmentFault, match="out of memory") as caught:
+        bench.prepare(bench.task(bench.source(packed, "tarball")))
+    assert caught.value.reason == "repository"
 
 
 def test_a_check_that_is_not_there_is_named(bench: Bench, source: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -119,6 +120,7 @@ def test_fetch_checks_out_the_start_commit(place: Place, source: Path) -> None:
     """A packed repository becomes a work tree on its branch, with base, history and identity."""
     commit = git(source, "rev-parse", "HEAD")
     answer = place.fetch(packed_git(source / ".git"))
+    assert len(answer.pop("print")) == 64
     assert answer == {"commit": commit, "branch": "main", "tracked": 4, "notes": []}
     assert (place.base / "tracked").read_bytes() == b"b.bin\0f.txt\0ren.txt\0run.sh\0"
     assert (place.base / "commit").read_text().strip() == commit
@@ -242,6 +244,24 @@ def test_a_key_opens_ssh(place: Place, source: Path, tmp_path: Path) -> None:
     assert subprocess.run(["grep", "-rqF", "b3BlbnNzaC1rZXktdjEA", place.root], check=False).returncode == 1
 
 
+def test_a_key_is_not_used_for_a_submodule_elsewhere(place: Place, source: Path, tmp_path: Path) -> None:
+    """A repository may name any host as its submodule's: only its own host is shown that we hold the key."""
+    (source / ".gitmodules").write_text('[submodule "s"]\n\tpath = s\n\turl = git@evil.example:s.git\n')
+    git(source, "add", ".gitmodules")
+    git(source, "update-index", "--add", "--cacheinfo", f"160000,{git(source, 'rev-parse', 'HEAD')},s")
+    git(source, "commit", "--quiet", "-m", "a submodule")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "ssh").write_text(f"#!/bin/sh\necho \"$@\" >>'{tmp_path}/said'\nexec git-upload-pack '{source}'\n")
+    (programs / "ssh").chmod(0o755)
+    env = {"DAWN_REPO_SECRET": "PRIVATE KEY", "PATH": f"{programs}:{os.environ['PATH']}"}
+    request = {"op": "fetch", "kind": "url", "url": "git@forge.example:r.git", "branch": "main", "caps": CAPS}
+    place.run("repository", {**request, "commit": git(source, "rev-parse", "HEAD")}, **env)
+    keyed = {host: "-i /" in line for line in (tmp_path / "said").read_text().splitlines()
+             for host in ("forge.example", "evil.example") if host in line}  # fmt: skip
+    assert keyed == {"forge.example": True, "evil.example": False}
+
+
 def test_a_token_does_not_open_ssh(place: Place) -> None:
     """A secret of the wrong kind is told apart before anything is tried."""
     request = {"op": "resolve", "url": "ssh://git@forge.example/repo.git", "ref": None}
@@ -346,6 +366,50 @@ def test_a_bomb_stops_at_the_caps(place: Place, tmp_path: Path) -> None:
     assert "bytes" in place.fetch(big, "tarball", bytes=MIB)["error"]["message"]
     many = tar_of(*((f"f{n}", b"") for n in range(30)))
     assert "members" in new_place(tmp_path, "again").fetch(many, "tarball", files=20)["error"]["message"]
+
+
+def test_a_member_over_the_caps_is_refused_unread(place: Place) -> None:
+    """H37: a few kilobytes may stand for terabytes: not even passing them over is tried."""
+    info = tarfile.TarInfo("zeros")
+    info.size = 10**12
+    packed = gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(MIB))
+    assert "unpacks to more than" in place.fetch(packed, "tarball")["error"]["message"]
+
+
+def test_a_commit_of_millions_of_files_is_refused(place: Place, source: Path) -> None:
+    """A few small trees that name each other ten times over: counted before anything is checked out."""
+    tree, kind, mode = git(source, "rev-parse", "HEAD:f.txt"), "blob", "100644"
+    for _ in range(7):
+        entries = "".join(f"{mode} {kind} {tree}\td{n}\n" for n in range(10))
+        command = ["git", "-C", str(source), "mktree"]
+        tree = subprocess.run(command, input=entries, check=True, capture_output=True, text=True).stdout.strip()
+        kind, mode = "tree", "040000"
+    git(source, "update-ref", "refs/heads/main", git(source, "commit-tree", "-m", "bomb", tree))
+    answer = place.fetch(packed_git(source / ".git"), files=10_000)
+    assert answer["error"]["message"] == "the commit holds more than 10,000 files"
+    again = new_place(place.root.parent, "again").fetch(packed_git(source / ".git"), files=10**8, bytes=MIB)
+    assert "larger than 1,048,576 bytes" in again["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("true", None),
+        ("echo other >base/commit", "setup changed"),
+        ("mkdir base/more", "setup changed"),
+        ("rm base/git/HEAD; ln -s /etc/passwd base/git/HEAD", "setup changed"),
+        ("mv repo elsewhere; ln -s elsewhere repo", "setup removed or replaced"),
+        ("rm -r home", "setup removed or replaced"),
+        ("p=base; for n in $(seq 60); do p=$p/d; mkdir $p || break; done 2>/dev/null", "setup changed"),
+    ],
+)
+def test_what_setup_does_to_our_part_is_found(place: Place, source: Path, script: str, said: str | None) -> None:
+    """Setup is root there and runs code of the repository; links are not followed, and its depth is bounded."""
+    (place.root / "home").mkdir(exist_ok=True)
+    fetched = place.fetch(packed_git(source / ".git"))
+    subprocess.run(["sh", "-c", script], cwd=place.root, check=False)
+    answer = place.run("repository", {"op": "prove", "print": fetched["print"]})
+    assert answer == {} if said is None else said in answer["error"]["message"]
 
 
 # --- patches

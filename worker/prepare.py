@@ -92,10 +92,14 @@ class _Preparation:
         image = environments.ready_image(self.archive, self.sandbox, found[0]) if found else None
         reused = image is not None
         if image is None:
-            with self._workspace("prepare", image_id) as workspace:
-                built = self._build(workspace, key, image_id, wanted)
-                # Known, but its image is gone from this engine: then only the image is new.
-                found = found or self._store(workspace, key, built)
+            try:
+                with self._workspace("prepare", image_id) as workspace:
+                    built = self._build(workspace, key, image_id, wanted)
+                    # Known, but its image is gone from this engine: then only the image is new.
+                    found = found or self._store(workspace, key, built)
+            except WorkspaceTooLarge as error:
+                reason = "setup" if self.task.environment.setup else "repository"
+                raise EnvironmentFault(reason, f"the prepared workspace is too large: {error}") from error
             image = built.image
         assert found is not None, "known, or just stored"
         prepared = Prepared(*found, image, reused=reused)
@@ -135,7 +139,10 @@ class _Preparation:
         request = {"op": "fetch", **wanted, "path": repo.path, "caps": caps}
         fetched = self._ask(workspace, request, limits.setup_timeout_s)
         setup_tag = f"{SETUP_IMAGE}:{key[:TAG_DIGITS]}" if self.task.environment.setup else None
-        image = self._set_up(workspace, setup_tag) if setup_tag else image_id
+        image = image_id
+        if setup_tag:
+            image = self._set_up(workspace, setup_tag)
+            self._ask(workspace, {"op": "prove", "print": fetched["print"]}, limits.setup_timeout_s, fetches=False)
         workspace.own()
         if setup_tag:
             # What setup left in the work tree is not the agent's doing: the patch is told apart from it by this.
@@ -169,11 +176,7 @@ class _Preparation:
 
     def _store(self, workspace: Workspace, key: str, built: _Built) -> tuple[PreparedEnvironment, str]:
         """Upload level 0, then env.json; whoever made that first is who everybody takes it from."""
-        try:
-            level_0 = workspace.snapshot(full=True)
-        except WorkspaceTooLarge as error:
-            reason = "setup" if built.setup_tag else "repository"
-            raise EnvironmentFault(reason, f"the prepared workspace is too large: {error}") from error
+        level_0 = workspace.snapshot(full=True)
         assert level_0.path is not None, "a full snapshot has a file"
         environment = PreparedEnvironment(
             key=key,
@@ -233,7 +236,10 @@ class _Preparation:
     def _put_blob(self, key: str, data: Path) -> str:
         return put_content(self.archive, lambda name: keys.environment_blob(key, name), data)
 
-    def _ask(self, workspace: Workspace, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(
+        self, workspace: Workspace, request: Mapping[str, Any], timeout_s: float, *, fetches: bool = True
+    ) -> dict[str, Any]:
+        """The answer of repository.py. fetches: it needs the network, and the secret where there is one."""
         try:
             return toolbox.ask(
                 workspace,
@@ -241,11 +247,11 @@ class _Preparation:
                 request,
                 timeout_s=timeout_s,
                 cancel=self.cancel,
-                network=True,
-                secrets=self.secret,
+                network=fetches,
+                secrets=self.secret if fetches else {},
             )
         except ToolboxProblem as problem:
-            reason = "repository" if problem.kind == "timeout" else problem.kind
+            reason = problem.kind if problem.kind != "unfinished" else "repository" if fetches else "setup"
             message = self.redactor.text(problem.message)
             raise EnvironmentFault(reason, message, hint=self.redactor.text(problem.hint)) from None
 

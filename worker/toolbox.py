@@ -17,8 +17,8 @@ SAID_CHARS: Final = 500
 
 
 class ToolboxProblem(Exception):
-    """What the program found wrong with its input. kind: repository, ref or patch, or timeout when it did not come to
-    an end; hint may be empty."""
+    """What the program found wrong with its input. kind: repository, ref, setup or patch, or unfinished when it ran
+    into a limit; hint may be empty."""
 
     def __init__(self, kind: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -62,8 +62,9 @@ def ask(
             said = output.read().rstrip(b"\n")
     finally:
         result.output.path.unlink(missing_ok=True)
-    if result.status == "timeout":
-        raise ToolboxProblem("timeout", f"{request['op']} took longer than {timeout_s:g} s", "")
+    if result.status in ("timeout", "oom") or result.exit_code is None:
+        # Our programs only grow with what they are given, so this is its doing and not the engine's.
+        raise ToolboxProblem("unfinished", f"{request['op']} did not come to an end: {result.detail}", "")
     if result.exit_code not in (0, PROBLEM_EXIT_CODE):
         text = said.decode("utf-8", "replace")[-SAID_CHARS:]
         raise EngineFault(f"{program} {request['op']} ended with {result.status} {result.exit_code}: {text}")

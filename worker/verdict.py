@@ -135,11 +135,11 @@ class _Room:
 
 def apply(workspace: Workspace, patch: Patch, *, cancel: Cancel) -> None:
     """Lay the patch down on a workspace that holds the untouched base. Raises IntegrityFault when it does not fit,
-    EngineFault when that takes too long."""
+    EngineFault when it ran into a limit."""
     for name, data in patch.files.items():
         workspace.put(name, [data])
     try:
         ask(workspace, "patch", {"op": "apply"}, timeout_s=APPLY_TIMEOUT_S, cancel=cancel, root=False)
     except ToolboxProblem as problem:
-        fault = EngineFault if problem.kind == "timeout" else IntegrityFault
+        fault = EngineFault if problem.kind == "unfinished" else IntegrityFault
         raise fault(problem.message) from None

@@ -18,6 +18,7 @@ from typing import IO, Any
 WORKSPACE = Path(os.environ.get("DAWN_WORKSPACE", "/workspace"))
 REPO = WORKSPACE / "repo"
 BASE = WORKSPACE / "base"
+HOME = WORKSPACE / "home"
 
 EXACT_BYTES = "* -text !eol -filter -ident !working-tree-encoding !diff !merge\n"
 """For info/attributes, which no .gitattributes can override: files are written and read byte for byte."""

@@ -111,7 +111,10 @@ class Remote:
             return Remote(without_credentials(url), env=_NETWORK)
         if url.startswith("."):
             url = _relative(self.address, url)
-        return replace(self, address=without_credentials(url))
+        address = without_credentials(url)
+        if _host(address) != _host(self.address):
+            return Remote(address, env=_NETWORK)
+        return replace(self, address=address)
 
     def _fetch(self, git_dir: Path, *refspecs: str) -> None:
         # --update-shallow: from a shallow source a shallow copy, instead of nothing.
@@ -172,6 +175,12 @@ def without_credentials(url: str) -> str:
     if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
         return url
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _host(address: str) -> str:
+    """Host and port of a URL, or of `git@host:path`."""
+    place = urlsplit(address).netloc if "://" in address else address.partition(":")[0]
+    return place.rpartition("@")[2].lower()
 
 
 def _relative(address: str, url: str) -> str:

@@ -4,30 +4,48 @@
 `git` (bare, the objects of the start commit), `commit`, `tracked` (paths, each ended by NUL) and `submodules`
 (JSON: path, commit). Refuses to leave credentials in either.
 
-Operations: resolve (url, ref) and fetch (kind, url, ref or commit and branch, caps).
+Operations: resolve (url, ref), fetch (kind, url, ref or commit and branch, caps), and prove (print), which says
+whether base is still as fetch left it: its answer's `print`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from cleangit import BASE, REPO, GitFailed, Problem, check_out, git, init, object_format, serve, tree_entries
+from cleangit import (
+    BASE,
+    HOME,
+    REPO,
+    GitFailed,
+    Problem,
+    check_out,
+    git,
+    init,
+    object_format,
+    reading_git,
+    serve,
+    tree_entries,
+)
 from remotes import Remote, Start, open_packed, open_url
 from submodules import Submodule, check_out_submodules
-from unpack import Caps, unpack
+from unpack import CHUNK_BYTES, Caps, unpack
 
 IDENTITY = {"user.name": "Dawnfleet agent", "user.email": "agent@dawnfleet.invalid", "commit.gpgSign": "false"}
 FOLDER_DATE = "2000-01-01T00:00:00Z"
 """Author and committer date of the one commit that a folder or tarball becomes: its id depends on content only."""
+BASE_DEPTH = 20
+"""Folders inside folders of base. Fetching makes fewer."""
 
 
 def resolve(request: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +76,18 @@ def fetch(request: dict[str, Any]) -> dict[str, Any]:
     if os.path.realpath(REPO / path) != str(REPO / path) or not (REPO / path).is_dir():
         raise Problem("repository", f"the repository has no folder {path!r}")
     tracked = _write_base(start.commit, submodules)
-    return {"commit": start.commit, "branch": start.branch, "tracked": tracked, "notes": [*notes, *_lfs_notes()]}
+    notes += _lfs_notes()
+    return {"commit": start.commit, "branch": start.branch, "tracked": tracked, "notes": notes, "print": _print()}
+
+
+def prove(request: dict[str, Any]) -> dict[str, Any]:
+    """Setup runs as root, and with it what the repository brings along: it must leave our part alone."""
+    for folder in (REPO, HOME, BASE):
+        if folder.is_symlink() or not folder.is_dir():
+            raise Problem("setup", f"setup removed or replaced the folder {folder}")
+    if _print() != request["print"]:
+        raise Problem("setup", f"setup changed {BASE}, which patches are made against")
+    return {}
 
 
 def _filled(request: dict[str, Any], caps: Caps) -> tuple[Start, list[Submodule], list[str]]:
@@ -71,14 +100,15 @@ def _filled(request: dict[str, Any], caps: Caps) -> tuple[Start, list[Submodule]
     else:
         remote = open_packed(BASE / "source", BASE / "source.git", caps)
         start = remote.start(request.get("ref"))
-    start = _from_git(remote, start)
+    start = _from_git(remote, start, caps)
     return start, *check_out_submodules(remote, start.commit)
 
 
-def _from_git(remote: Remote, start: Start) -> Start:
+def _from_git(remote: Remote, start: Start, caps: Caps) -> Start:
     git_dir = REPO / ".git"
     init(git_dir, object_format=start.object_format, bare=False)
     start = remote.fetch(git_dir, start)
+    _fits(git_dir, start.commit, caps)
     for name, value in IDENTITY.items():
         git("config", name, value, git_dir=git_dir)
     if not remote.unpacked:
@@ -137,6 +167,45 @@ def _write_base(commit: str, submodules: Sequence[Submodule]) -> int:
     return len(tracked)
 
 
+def _fits(git_dir: Path, commit: str, caps: Caps) -> None:
+    """Raises Problem for a commit that would check out to more than the caps: a few small objects can name millions
+    of files."""
+    files = size = 0
+    with reading_git("ls-tree", "-r", "-l", "-z", "--full-tree", commit, git_dir=git_dir) as listing:
+        for entry in _ended_by_nul(listing):
+            files += 1
+            about = entry.partition(b"\t")[0].split()
+            size += int(about[3]) if about[3].isdigit() else 0
+            if files > caps.files:
+                raise Problem("repository", f"the commit holds more than {caps.files:,} files")
+            if size > caps.bytes:
+                raise Problem("repository", f"the commit's files are larger than {caps.bytes:,} bytes")
+
+
+def _ended_by_nul(stream: IO[bytes]) -> Iterator[bytes]:
+    half = b""
+    while chunk := stream.read(CHUNK_BYTES):
+        *whole, half = (half + chunk).split(b"\0")
+        yield from whole
+
+
+def _print() -> str:
+    """SHA-256 over names, kinds and contents of all in base; links are not followed."""
+    found = hashlib.sha256()
+    for folder, folders, files in os.walk(BASE):
+        folders.sort()
+        if folder.count("/") > str(BASE).count("/") + BASE_DEPTH:
+            break
+        for name in sorted([*folders, *files]):
+            path = os.path.join(folder, name)
+            mode = os.lstat(path).st_mode
+            found.update(os.fsencode(f"{stat.S_IFMT(mode)} {path}\0"))
+            if stat.S_ISREG(mode):
+                with open(path, "rb") as content:
+                    found.update(hashlib.file_digest(content, "sha256").digest())
+    return found.hexdigest()
+
+
 def _lfs_notes() -> list[str]:
     attributes = REPO / ".gitattributes"
     if attributes.is_file() and not attributes.is_symlink() and b"filter=lfs" in attributes.read_bytes():
@@ -145,4 +214,4 @@ def _lfs_notes() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve({"resolve": resolve, "fetch": fetch}))
+    sys.exit(serve({"resolve": resolve, "fetch": fetch, "prove": prove}))

@@ -59,8 +59,8 @@ def unpack(archive: Path, folder: Path, *, caps: Caps, rename: Rename, strip_top
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if strip_top:
-            rename = _stripped(rename, _single_top(archive))
-        for member in _members(archive):
+            rename = _stripped(rename, _single_top(archive, caps))
+        for member in _members(archive, caps):
             name = rename(_plain(member.name))
             if not name:
                 continue
@@ -69,17 +69,17 @@ def unpack(archive: Path, folder: Path, *, caps: Caps, rename: Rename, strip_top
                 raise Problem("repository", f"the archive holds more than {caps.files:,} members")
             left_bytes -= _lay_down(top, name, member, left_bytes, rename, links_out)
             if left_bytes < 0:
-                raise Problem("repository", f"the archive unpacks to more than {caps.bytes:,} bytes")
+                raise _too_large(caps)
     except _BROKEN as error:
         raise Problem("repository", f"the archive cannot be unpacked: {error}") from error
     finally:
         os.close(top)
 
 
-def _single_top(archive: Path) -> str:
+def _single_top(archive: Path, caps: Caps) -> str:
     """The one folder that every member of the archive lies in, with a slash; "" when there is none."""
     tops = set()
-    for member in _members(archive):
+    for member in _members(archive, caps):
         name = _plain(member.name)
         if name:
             tops.add(name.split("/", 1)[0] + "/" if "/" in name or member.kind == "folder" else "")
@@ -90,15 +90,24 @@ def _stripped(rename: Rename, top: str) -> Rename:
     return lambda name: rename(name.removeprefix(top)) if name.startswith(top) else None
 
 
-def _members(archive: Path) -> Iterator[Member]:
+def _members(archive: Path, caps: Caps) -> Iterator[Member]:
+    """Raises Problem at the first member that is over the caps, before its content is read or passed over."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened:
             for info in opened.infolist():
                 yield _zip_member(opened, info)
         return
     with tarfile.open(archive, "r:*") as tar:
+        left_bytes = caps.bytes
         for entry in tar:
+            left_bytes -= entry.size
+            if left_bytes < 0:
+                raise _too_large(caps)
             yield _tar_member(tar, entry)
+
+
+def _too_large(caps: Caps) -> Problem:
+    return Problem("repository", f"the archive unpacks to more than {caps.bytes:,} bytes")
 
 
 def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Member:

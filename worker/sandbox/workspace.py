@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -160,6 +161,8 @@ class DockerWorkspace:
             self._settle()
             if (result.status, result.exit_code) != ("ok", 0):
                 return result, ""
+            if self._root_full(box.container):
+                return replace(result, status="error", exit_code=None, detail=self._outgrown()), ""
             return result, self._engine.commit(box.container, tag, shape.image_changes())
         finally:
             self._pool.remove(box)
@@ -169,10 +172,9 @@ class DockerWorkspace:
     ) -> Result:
         """Run the call in the box and start its removal (unless `keep`)."""
         spool = Spool(self._path("out"), self._limits.output_kept_bytes)
+        full = partial(self._full, box.container if keep else None)
         try:
-            ending = calls.converse(
-                box.stream, message, spool, timeout_s=command.timeout_s, cancel=cancel, full=self._full
-            )
+            ending = calls.converse(box.stream, message, spool, timeout_s=command.timeout_s, cancel=cancel, full=full)
             if ending.why in ("timeout", "cancel", "full"):
                 self._engine.kill(box.container)
         except BaseException:
@@ -210,7 +212,7 @@ class DockerWorkspace:
         if ending.why == "cancel":
             return result("interrupted", cancel.reason)
         if ending.why == "full":
-            return result("error", f"the workspace outgrew its limit of {self._limits.workspace_bytes / MIB:g} MiB")
+            return result("error", self._outgrown())
         # The stream ended without a trailer. If the keeper is gone too, it was the engine and not the command.
         self._keeper.ping()
         assert state is not None
@@ -218,17 +220,26 @@ class DockerWorkspace:
             return result("oom", self._out_of_memory())
         return result("error", f"the call was killed before it could say how it ended (exit code {state.exit_code})")
 
-    def _full(self) -> bool:
-        """Whether the volume is over its cap. A plain volume has no quota, so this is watched while a call runs; the
-        volume itself is measured only when the disk, which it shares, has lost a good part of the cap."""
+    def _full(self, container: str | None) -> bool:
+        """Whether the volume is over its cap, or the root of that container, which may write it. Neither has a quota,
+        so this is watched while a call runs; they are measured only when the disk, which they share, has lost a good
+        part of the cap."""
         free = self._keeper.free_bytes()
         if self._free_bytes - free < self._limits.workspace_bytes * DISK_ALARM:
             return False
         self._free_bytes = free
+        if container is not None and self._root_full(container):
+            return True
         try:
             return self._keeper.used_bytes() > self._limits.workspace_bytes
         except WorkspaceTooLarge:
             return True
+
+    def _root_full(self, container: str) -> bool:
+        return self._engine.root_bytes(container) > self._limits.workspace_bytes
+
+    def _outgrown(self) -> str:
+        return f"the workspace outgrew its limit of {self._limits.workspace_bytes / MIB:g} MiB"
 
     def _out_of_memory(self) -> str:
         return f"out of memory: the limit is {self._limits.memory_bytes / MIB:g} MiB, /tmp included"
