@@ -25,6 +25,7 @@ pytest_plugins = [
     "runs_made",
     "sandboxes",
     "preparation",
+    "nights",
 ]
 
 START_TIMEOUT_S = 60

@@ -10,18 +10,20 @@ import pytest
 import redis
 from runs_made import claimed, ended, replied
 
+from scheduler.approvals import answer
 from scheduler.control import announce, tell
 from scheduler.plan import Close
 from scheduler.runs import Found
 from scheduler.seal import seal
 from scheduler.tick import Scheduler
 from worker.contract.errors import ConflictFault, HintsFault
-from worker.contract.events import Parked, Submitted, Yielded
+from worker.contract.events import Asked, Parked, Steered, Submitted, Yielded
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Repo, Task
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.decisions import decide, read_decision
 from worker.store.hints import Hints, WorkerOffer
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
@@ -61,6 +63,7 @@ def world(archive: Archive, redis_url: str) -> World:
 
 
 Make = Callable[..., Run]
+BATCH = Found("batch", "night-0123456789ab")
 
 
 def cancel(archive: Archive, hints: Hints | None) -> None:
@@ -152,6 +155,106 @@ def test_a_parked_run_that_is_cancelled_without_a_hint_is_found(
     assert Journal(archive, "a").load().sealed is None
     world.tick(1)
     assert Journal(archive, "a").load().sealed is not None
+
+
+ASKED = Asked(call_id="c1", question="may it?", binding="ab" * 32)
+UNTIL = "2026-11-30T04:00:00.000+00:00"
+
+
+@pytest.fixture
+def asking(make_run: Make) -> Run:
+    """A run that waits for an approval, until an hour after the clock of these tests."""
+    return make_run("a", claimed(), replied(), ASKED, Parked(waiting="approval", until=UNTIL))
+
+
+def test_a_run_that_asked_is_rung_when_it_is_decided(world: World, asking: Run, archive: Archive) -> None:
+    """At once with a hint."""
+    world.offer(4)
+    assert world.tick() == []
+    answer(archive, world.hints, "a", "approved", by="me", at=AT)
+    assert world.tick(0.5) == [("a", "batch")]
+
+
+def test_a_decision_without_a_hint_is_found(world: World, asking: Run, archive: Archive) -> None:
+    """A lost ring costs at most the time between two patrols."""
+    world.offer(4)
+    world.tick()
+    answer(archive, None, "a", "approved", by="me", at=AT)
+    assert world.tick(14) == []
+    assert world.tick(1) == [("a", "batch")]
+
+
+def test_a_new_scheduler_finds_what_was_decided_before_it_came(world: World, asking: Run, archive: Archive) -> None:
+    """Its first round looks at every run that waits."""
+    answer(archive, None, "a", "approved", by="me", at=AT)
+    world.offer(4)
+    assert world.tick() == [("a", "batch")]
+
+
+def test_a_question_that_nobody_answers_expires(world: World, asking: Run, archive: Archive) -> None:
+    """The decision says so before the run goes on, so that a late approval meets it."""
+    world.offer(4)
+    assert world.tick(3600 - 15) == []
+    assert read_decision(archive, "a", "c1") is None
+    assert world.tick(15) == [("a", "batch")]
+    made = decide(archive, "a", ASKED, "approved", by="me", at=AT)
+    assert (made.decision, made.by) == ("expired", "scheduler")
+
+
+def test_a_waiting_run_that_is_cancelled_is_decided_and_sealed(world: World, asking: Run, archive: Archive) -> None:
+    """The decision comes first."""
+    world.tick()
+    cancel(archive, world.hints)
+    world.tick(1)
+    made = read_decision(archive, "a", "c1")
+    sealed = Journal(archive, "a").load().sealed
+    assert made is not None
+    assert sealed is not None
+    assert (made.decision, made.by, sealed.outcome) == ("cancelled", "me", "cancelled")
+
+
+def test_a_paused_batch_is_not_rung(world: World, make_run: Make, archive: Archive) -> None:
+    """A thousand queued runs are not claimed one by one to be parked; unpaused, they go on."""
+    make_run("a")
+    make_run("b")
+    tell(archive, world.hints, BATCH, "pause", by="me", at=AT)
+    world.offer(4)
+    assert world.tick() == []
+    tell(archive, world.hints, BATCH, "unpause", by="me", at=AT)
+    assert world.tick(1) == [("a", "batch"), ("b", "batch")]
+
+
+def test_a_paused_run_is_rung_when_it_is_unpaused_without_a_hint(
+    world: World, make_run: Make, archive: Archive
+) -> None:
+    """Its inbox is looked at now and then; the others go on meanwhile."""
+    pause = Steered(n=0, kind="pause", by="me")
+    make_run("a", claimed(), pause, Parked(waiting="paused"))
+    tell(archive, None, Found("run", "a"), "pause", by="me", at=AT)
+    world.offer(4)
+    assert world.tick() == []
+    tell(archive, None, Found("run", "a"), "unpause", by="me", at=AT)
+    assert world.tick(15) == [("a", "batch")]
+
+
+def test_a_cancelled_batch_is_sealed_run_by_run(world: World, make_run: Make, archive: Archive) -> None:
+    """One object; each journal says who cancelled the batch."""
+    make_run("a")
+    make_run("b")
+    tell(archive, None, BATCH, "cancel", by="me", at=AT)
+    world.tick(15)
+    for name in "ab":
+        run = Journal(archive, name).load()
+        assert run.sealed is not None
+        assert (run.sealed.detail, run.control_seen) == ("cancelled by me", 1)
+
+
+def test_an_orphan_of_a_paused_batch_is_claimed_once_more(world: World, make_run: Make, archive: Archive) -> None:
+    """So that its journal says that it stopped, and a janitor may remove what is left of it."""
+    make_run("a", claimed(), replied())
+    tell(archive, world.hints, BATCH, "pause", by="me", at=AT)
+    world.offer(4)
+    assert world.tick() == [("a", "batch")]
 
 
 def test_a_message_after_the_end_is_refused(world: World, make_run: Make, archive: Archive) -> None:
