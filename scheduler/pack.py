@@ -87,6 +87,8 @@ def pack_git(repository: GitDir, out: IO[bytes], limit_bytes: int) -> str:
     _refuse_incomplete(common)
     entries = [(name, (repository.own if name == "HEAD" else common) / name) for name in GIT_FILES]
     for folder in GIT_FOLDERS:
+        if (common / folder).is_symlink():  # what lies behind it may be anything on this host
+            raise InvalidFault(f"keeps its {folder} behind a link", hint="name a full clone")
         skips = MODULE_SKIPS if folder == "modules" else frozenset()
         entries += [(f"{folder}/{name}", path) for name, path in _walk(common / folder, skips)]
     kept = [(name, path) for name, path in entries if not OBJECT_SKIPS.match(path.name) or "refs/" in name]

@@ -136,6 +136,14 @@ def test_a_clone_that_borrows_objects_is_refused(clone: Path, archive: Archive, 
     assert "repack" in caught.value.hint
 
 
+def test_a_clone_that_keeps_objects_behind_a_link_is_refused(clone: Path, tmp_path: Path, archive: Archive) -> None:
+    """What lies behind a link may be anything on this host, so nothing of it is packed."""
+    (clone / ".git" / "objects").rename(tmp_path / "elsewhere")
+    (clone / ".git" / "objects").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidFault, match="behind a link"):
+        stored(clone, archive)
+
+
 def test_a_folder_inside_a_clone_is_plain_and_says_so(clone: Path) -> None:
     """The hint names the repository and --path."""
     (clone / "pkg").mkdir()
