@@ -26,6 +26,7 @@ from worker.store.archive import Archive, open_archive
 from worker.store.journal import Journal
 
 QUICK = {
+    "DAWN_STORE_IMAGES": "false",  # a quarter of a gigabyte for each archive
     "DAWN_LEASE_TTL_S": "8",
     "DAWN_HEARTBEAT_S": "1",
     "DAWN_OWN_DEADLINE_S": "5",
