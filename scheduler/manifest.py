@@ -53,7 +53,7 @@ class Work(Frozen):
     @model_validator(mode="after")
     def _something(self) -> Work:
         if self.model == "none" and not self.commands:
-            raise ValueError("model is none and there are no commands: nothing to do")
+            raise ValueError("nothing to do: give commands, or a model (such as anthropic/NAME) to read the prompt")
         if self.model != "none" and not self.prompt.strip():
             raise ValueError(f"model {self.model} needs a prompt")
         return self

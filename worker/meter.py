@@ -87,6 +87,8 @@ def broken_command(records: Sequence[Record]) -> Failure | None:
                 return Failure(cls="agent", reason="failing_calls", detail=f"a command was undone: {said}")
             if seen.status in ("timeout", "oom") or seen.exit_code in (126, 127, None):
                 code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
+                if seen.exit_code == 127:
+                    code += " (command not found: install it in setup, or use another image)"
                 return Failure(
                     cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
                 )

@@ -181,7 +181,7 @@ class Task(Frozen):
     @model_validator(mode="after")
     def _has_work(self) -> Task:
         if self.model == "none" and not self.commands:
-            raise ValueError("model is none and there are no commands: nothing to do")
+            raise ValueError("nothing to do: give commands, or a model (such as anthropic/NAME) to read the prompt")
         if self.model != "none" and not self.prompt:
             raise ValueError("a model needs a prompt")
         if self.model.startswith("scripted:") and self.script is None:
