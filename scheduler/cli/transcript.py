@@ -10,6 +10,7 @@ from worker.contract.events import (
     Decided,
     FedBack,
     Finished,
+    Observation,
     Observed,
     Parked,
     Prepared,
@@ -39,7 +40,7 @@ def short(record: Record) -> str:
         case Observed() as event:
             seen = event.observation
             failed = seen.status != "ok" or seen.exit_code not in (0, None)
-            return _cut(f"  {seen.tool}: {seen.status}, exit code {seen.exit_code}") if failed else ""
+            return _cut(f"  {seen.tool}: {seen.status}{_code(seen)}") if failed else ""
         case FedBack() as event:
             return "red checks are shown to the model" if event.checks else "the model reads what came meanwhile"
         case Asked() as event:
@@ -74,8 +75,7 @@ def full(record: Record) -> str:
             return "\n".join(said)
         case Observed() as event:
             seen = event.observation
-            code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
-            return f"{seen.tool} {seen.status}{code}, {seen.duration_ms} ms\n{seen.output}".rstrip()
+            return f"{seen.tool} {seen.status}{_code(seen)}, {seen.duration_ms} ms\n{seen.output}".rstrip()
         case Asked() as event:
             typed = "\n".join(commands(record.run, event))
             return f"{event.kind} of {event.call_id}: {event.question}\nbinding {event.binding}\n{typed}"
@@ -106,6 +106,10 @@ def _waits(parked: Parked) -> str:
     if parked.waiting == "paused":
         return parked.detail
     return f"{parked.waiting} until {parked.until}" if parked.until else parked.waiting
+
+
+def _code(seen: Observation) -> str:
+    return "" if seen.exit_code is None else f", exit code {seen.exit_code}"
 
 
 def _cut(text: str) -> str:
