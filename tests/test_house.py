@@ -55,18 +55,11 @@ PROTOCOLS = {"worker.tools.tool", "worker.host"}
 """Modules of words that are not called protocol: a tool's shape, and what the loop asks of its attempt."""
 
 FORBIDDEN = [
-    r"pypi\.org",
-    r"pythonhosted\.org",
-    r"npmjs\.(org|com)",
-    r"ghcr\.io",
-    r"quay\.io",
-    r"docker\.io/",
-    r"deb\.debian\.org",
-    r"archive\.ubuntu\.com",
+    r"https?://[\w.-]*(pypi|pythonhosted|npm|debian|ubuntu|ghcr|quay)[\w.-]*",
     r"https?://[^\s\"']*/simple\b",
     r"--(extra-)?index-url[ =]",
-    r"/work/",
 ]
+"""Addresses of registries, mirrors and indexes: what a machine uses is its own setting."""
 
 
 @cache
