@@ -55,11 +55,13 @@ PROTOCOLS = {"worker.tools.tool", "worker.host"}
 """Modules of words that are not called protocol: a tool's shape, and what the loop asks of its attempt."""
 
 FORBIDDEN = [
-    r"https?://[\w.-]*(pypi|pythonhosted|npm|debian|ubuntu|ghcr|quay)[\w.-]*",
+    r"(pypi|pythonhosted|npmjs|deb\.debian)\.(org|com)|archive\.ubuntu\.(org|com)|(ghcr|quay)\.(io|com)|docker\.(io)/",
     r"https?://[^\s\"']*/simple\b",
     r"--(extra-)?index-url[ =]",
+    r"/wor[k]/",
 ]
-"""Addresses of registries, mirrors and indexes: what a machine uses is its own setting."""
+"""Hosts of registries and mirrors, indexes, and a build machine's folder: what a machine uses is its own setting.
+Spelled so that the list does not hold what it forbids."""
 
 
 @cache
