@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
-import threading
 import tracemalloc
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from proxies import HttpProxy, once, s3_error
 
 from worker.contract.errors import IntegrityFault, StoreFault
 from worker.contract.settings import Settings
@@ -25,124 +21,39 @@ from worker.store.s3 import S3Archive
 PART_BYTES = 5 * 2**20
 
 
-class Proxy(ThreadingHTTPServer):
-    """Forwards to a store. `before(method, path)` answers in its place when it returns a status and body; `after`
-    returns True when the store's answer is to be lost; `damage` changes a body on its way in."""
-
-    daemon_threads = True
-
-    def __init__(self, target: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.target = target.removeprefix("http://")
-        self.seen: list[str] = []
-        self.before: Callable[[str, str], tuple[int, bytes] | None] = lambda method, path: None
-        self.after: Callable[[str, str], bool] = lambda method, path: False
-        self.damage: Callable[[bytes], bytes] = lambda body: body
-        self.cut_bodies_at: int | None = None
-        self.date: datetime | None = None
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Proxy
-
-    def handle_any(self) -> None:
-        proxy, where = self.server, (self.command, self.path)
-        proxy.seen.append(" ".join(where))
-        if "100-continue" in self.headers.get("Expect", ""):
-            del self.headers["Expect"]
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if (answer := proxy.before(*where)) is not None:
-            return self.reply(answer[0], [], answer[1])
-        onward = http.client.HTTPConnection(proxy.target)
-        onward.request(self.command, self.path, proxy.damage(body), dict(self.headers))
-        response = onward.getresponse()
-        data = response.read()
-        if proxy.after(*where):
-            self.close_connection = True
-            return self.connection.close()
-        return self.reply(response.status, response.getheaders(), data)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
-
-    def reply(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
-        self.send_response_only(status)
-        kept = {
-            name: value for name, value in headers if name.lower() not in ("date", "transfer-encoding", "connection")
-        }
-        if self.command != "HEAD":
-            kept["Content-Length"] = str(len(data))
-        kept["Date"] = format_datetime(self.server.date or datetime.now(UTC), usegmt=True)
-        for name, value in kept.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        limit = self.server.cut_bodies_at
-        if self.command == "GET" and limit is not None and len(data) > limit:
-            self.wfile.write(data[:limit])
-            self.close_connection = True
-            return
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+@pytest.fixture
+def proxy(moto: Settings) -> Iterator[HttpProxy]:
+    with HttpProxy(str(moto.s3_endpoint_url)) as found:
+        yield found
 
 
 @pytest.fixture
-def proxy(moto: Settings) -> Iterator[Proxy]:
-    found = Proxy(str(moto.s3_endpoint_url))
-    yield found
-    found.shutdown()
-    found.server_close()
-
-
-@pytest.fixture
-def archive(moto: Settings, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> S3Archive:
+def archive(moto: Settings, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> S3Archive:
     """An archive behind the proxy; requests are tried three times, to keep back-off short."""
     monkeypatch.setattr(s3, "ATTEMPTS", 3)
     changes = {"s3_endpoint_url": proxy.url, "s3_part_bytes": PART_BYTES}
     return S3Archive(f"s3://dawn/{uuid.uuid4().hex}", moto.model_copy(update=changes))
 
 
-def once(value: Any, otherwise: Any, when: Callable[[str, str], bool]) -> Callable[[str, str], Any]:
-    """A fault that strikes at the first request that fits."""
-    left = [value]
-
-    def strike(method: str, path: str) -> Any:
-        return left.pop() if left and when(method, path) else otherwise
-
-    return strike
-
-
-def error(code: str) -> bytes:
-    return f"<Error><Code>{code}</Code><Message>as asked by a test</Message></Error>".encode()
-
-
 def is_put(method: str, path: str) -> bool:
     return method == "PUT"
 
 
-def test_a_put_whose_answer_was_lost_is_still_ours(archive: S3Archive, proxy: Proxy) -> None:
+def test_a_put_whose_answer_was_lost_is_still_ours(archive: S3Archive, proxy: HttpProxy) -> None:
     """The store commits and drops the answer; the repeated request is refused, yet create says True (F38)."""
-    proxy.after = once(True, False, is_put)
+    proxy.after = once(True, is_put)
     assert archive.create("runs/a/journal/0", b"mine")
     assert sum(line.startswith("PUT") for line in proxy.seen) == 2
     assert not archive.create("runs/a/journal/0", b"mine")
 
 
 def test_a_multipart_whose_last_answer_was_lost_is_still_ours(
-    archive: S3Archive, proxy: Proxy, tmp_path: Path
+    archive: S3Archive, proxy: HttpProxy, tmp_path: Path
 ) -> None:
     """The same for the request that completes a multipart upload."""
     path = tmp_path / "large"
     path.write_bytes(os.urandom(PART_BYTES + 1))
-    proxy.after = once(True, False, lambda method, path: method == "POST" and "uploadId=" in path)
+    proxy.after = once(True, lambda method, path: method == "POST" and "uploadId=" in path)
     assert archive.create("images/x.tar", path)
     assert archive.get("images/x.tar") == path.read_bytes()
 
@@ -150,16 +61,16 @@ def test_a_multipart_whose_last_answer_was_lost_is_still_ours(
 @pytest.mark.parametrize(
     ("status", "code"), [(503, "SlowDown"), (500, "InternalError"), (409, "ConditionalRequestConflict")]
 )
-def test_passing_faults_are_retried(archive: S3Archive, proxy: Proxy, status: int, code: str) -> None:
+def test_passing_faults_are_retried(archive: S3Archive, proxy: HttpProxy, status: int, code: str) -> None:
     """Busy, broken and conflicting answers are asked again (F37)."""
-    proxy.before = once((status, error(code)), None, is_put)
+    proxy.before = once(s3_error(status, code), is_put)
     assert archive.create("x", b"1")
     assert archive.get("x") == b"1"
 
 
-def test_a_store_that_stays_broken_is_given_up(archive: S3Archive, proxy: Proxy) -> None:
+def test_a_store_that_stays_broken_is_given_up(archive: S3Archive, proxy: HttpProxy) -> None:
     """After a bounded number of tries it is a retryable StoreFault that names address and key."""
-    proxy.before = lambda method, path: (503, error("SlowDown"))
+    proxy.before = lambda method, path: s3_error(503, "SlowDown")
     with pytest.raises(StoreFault, match="SlowDown") as caught:
         archive.create("some/key", b"1")
     assert caught.value.retryable
@@ -167,7 +78,7 @@ def test_a_store_that_stays_broken_is_given_up(archive: S3Archive, proxy: Proxy)
     assert len(proxy.seen) == 3
 
 
-def test_a_download_that_breaks_off_goes_on(archive: S3Archive, proxy: Proxy) -> None:
+def test_a_download_that_breaks_off_goes_on(archive: S3Archive, proxy: HttpProxy) -> None:
     """A body cut in the middle is read on from where it was."""
     data = os.urandom(3 * 2**20 + 5)
     archive.create("x", data)
@@ -176,7 +87,7 @@ def test_a_download_that_breaks_off_goes_on(archive: S3Archive, proxy: Proxy) ->
     assert b"".join(archive.chunks("x", start=7, length=2**21)) == data[7 : 7 + 2**21]
 
 
-def test_damage_on_the_way_is_found_and_removed(archive: S3Archive, proxy: Proxy) -> None:
+def test_damage_on_the_way_is_found_and_removed(archive: S3Archive, proxy: HttpProxy) -> None:
     """A store that keeps other bytes than were sent is caught, and the key stays usable (T63)."""
     proxy.damage = lambda body: b"6\r\n" + body + b"\r\n0\r\n\r\n" if body == b"hello\n" else body
     with pytest.raises(IntegrityFault):
@@ -185,7 +96,7 @@ def test_damage_on_the_way_is_found_and_removed(archive: S3Archive, proxy: Proxy
     assert archive.create("x", b"hello\n")
 
 
-def test_a_damaged_part_is_found(archive: S3Archive, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_damaged_part_is_found(archive: S3Archive, proxy: HttpProxy, tmp_path: Path) -> None:
     """The same for one part of a large file."""
     path = tmp_path / "large"
     path.write_bytes(os.urandom(PART_BYTES + 100))
@@ -196,7 +107,7 @@ def test_a_damaged_part_is_found(archive: S3Archive, proxy: Proxy, tmp_path: Pat
 
 
 @pytest.mark.parametrize("size", [6, 8 * 2**20])
-def test_bodies_are_sent_plain(archive: S3Archive, proxy: Proxy, size: int) -> None:
+def test_bodies_are_sent_plain(archive: S3Archive, proxy: HttpProxy, size: int) -> None:
     """What the store receives is what was given, without chunk framing (T63)."""
     received: list[bytes] = []
     proxy.damage = lambda body: received.append(body) or body  # type: ignore[func-returns-value]
@@ -205,11 +116,11 @@ def test_bodies_are_sent_plain(archive: S3Archive, proxy: Proxy, size: int) -> N
     assert b"".join(body for body in received if not body.startswith(b"<")) == data
 
 
-def test_an_upload_that_fails_is_aborted(archive: S3Archive, proxy: Proxy, tmp_path: Path) -> None:
+def test_an_upload_that_fails_is_aborted(archive: S3Archive, proxy: HttpProxy, tmp_path: Path) -> None:
     """Nothing of it is visible, and no parts are left to pay for (F40)."""
     path = tmp_path / "large"
     path.write_bytes(bytes(PART_BYTES * 2))
-    proxy.before = lambda method, path: (400, error("Broken")) if "partNumber=2" in path else None
+    proxy.before = lambda method, path: s3_error(400, "Broken") if "partNumber=2" in path else None
     with pytest.raises(StoreFault):
         archive.create("x", path)
     assert any(line.startswith("DELETE") and "uploadId" in line for line in proxy.seen)
@@ -229,9 +140,9 @@ def test_an_upload_left_by_a_crash_is_swept(archive: S3Archive) -> None:
 
 
 @pytest.mark.parametrize("act", ["create", "size"])
-def test_a_wrong_clock_is_named(archive: S3Archive, proxy: Proxy, act: str) -> None:
+def test_a_wrong_clock_is_named(archive: S3Archive, proxy: HttpProxy, act: str) -> None:
     """RequestTimeTooSkewed tells by how much the clock is off, also where the answer has no body (T65)."""
-    proxy.before = lambda method, path: (403, error("RequestTimeTooSkewed"))
+    proxy.before = lambda method, path: s3_error(403, "RequestTimeTooSkewed")
     proxy.date = datetime.now(UTC) + timedelta(hours=2)
     with pytest.raises(StoreFault, match=r"clock is (7200|7199|7198) s behind") as caught:
         archive.create("x", b"1") if act == "create" else archive.size("x")
@@ -248,10 +159,10 @@ def test_a_wrong_clock_is_named(archive: S3Archive, proxy: Proxy, act: str) -> N
     ],
 )
 def test_what_a_person_must_fix_is_not_retried(
-    archive: S3Archive, proxy: Proxy, status: int, code: str, hint: str
+    archive: S3Archive, proxy: HttpProxy, status: int, code: str, hint: str
 ) -> None:
     """Keys, bucket and abilities of the store: not retryable, with the way out."""
-    proxy.before = lambda method, path: (status, error(code))
+    proxy.before = lambda method, path: s3_error(status, code)
     with pytest.raises(StoreFault) as caught:
         archive.create("x", b"1")
     assert hint in caught.value.hint
