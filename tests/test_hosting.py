@@ -307,7 +307,7 @@ def test_an_inbox_that_a_dying_sealer_closed_opens_again(hosts: Hosts) -> None:
     with hosts.host() as host:
         assert host.inbox() is None
         assert inbox.put("cancel", by="ann", at=utc_now()).n == 1
-        host._mailbox.look()
+        host._mailbox.expect()
         assert host.inbox() == Stopped("cancel")
         assert not inbox.close(host.run.inbox_seen, by="w", at=utc_now())
         inbox.end(host.run.inbox_seen, by="w", at=utc_now())

@@ -12,6 +12,7 @@ from nights import LIMITS, Night, types
 from scheduler.approvals import answer
 from scheduler.control import tell
 from scheduler.runs import Found
+from worker.contract.cancel import Cancel
 from worker.contract.errors import ConflictFault
 from worker.contract.events import Asked, Decided, FedBack, Observation, Observed, Parked, Replied, Steered, canonical
 from worker.contract.task import PolicyRule
@@ -315,11 +316,39 @@ def test_words_that_come_as_the_model_finishes_are_read(night: Night) -> None:
         told(night, RUN, "message", "too late")
 
 
-def test_a_pause_that_comes_as_the_model_finishes_changes_nothing(night: Night) -> None:
-    """There is nothing left to pause; it is on record."""
+def test_words_that_only_a_takeover_finds_are_read_too(night: Night) -> None:
+    """The attempt ended after the model's last words; the next one takes the message in and gives the turn back."""
     journal = night.submit(script=LATE, checks=())
-    assert night.work(open_model=late(night, "pause")) == "sealed"
-    assert [event.kind for event in of(journal, Steered)] == ["pause"]
+
+    drain = Cancel()
+
+    def opened(task: Any) -> Any:
+        model = night.station.open_model(task)
+
+        class Drained:
+            name = model.name
+
+            def reply(self, request: Any, **rest: Any) -> Any:
+                drain.set("drain")
+                return model.reply(request, **rest)
+
+        return Drained()
+
+    assert night.work(drain=drain, open_model=opened) == "yielded"
+    assert journal.load().turn == "verdict"
+    told(night, RUN, "message", "one more thing")
+    assert night.work() == "sealed"
+    run = journal.load()
+    assert (run.steps, [event.text for event in of(journal, FedBack)]) == (3, [""])
+
+
+def test_a_pause_that_comes_as_the_model_finishes_parks_before_the_verdict(night: Night) -> None:
+    """Nothing is measured meanwhile; unpaused, the run ends with its words."""
+    journal = night.submit(script=LATE, checks=())
+    assert night.work(open_model=late(night, "pause")) == "parked"
+    assert journal.load().turn == "verdict"
+    told(night, RUN, "unpause")
+    assert night.work() == "sealed"
     assert len(of(journal, Replied)) == 1
 
 

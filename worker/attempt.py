@@ -1,15 +1,11 @@
 """Owns one attempt, a straight pipeline: lease > claim > restore > prepare > loop > verdict > seal > release.
-Composes; refuses to hold rules of its own beyond what happens when a stage fails.
+Composes; refuses to hold rules of its own: how it ends is `ending`'s.
 """
 
 from __future__ import annotations
 
-import errno
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Literal
 
 import structlog
 
@@ -17,31 +13,23 @@ from worker import context, loop, meter, verdict
 from worker.contract.cancel import Cancel
 from worker.contract.errors import (
     ConflictFault,
-    EngineFault,
-    EnvironmentFault,
-    Fault,
     FencedFault,
     HintsFault,
     IntegrityFault,
     InvalidFault,
-    KeeperFault,
     NotFoundFault,
-    ProviderFault,
     StoreFault,
 )
 from worker.contract.events import (
     Claimed,
-    Event,
     Failure,
     FedBack,
     Finished,
-    OutcomeName,
     Parked,
-    Sealed,
     Verdict,
-    Yielded,
 )
 from worker.contract.run import FAILED_VERDICTS, Run
+from worker.ending import Ending
 from worker.environments import Prepared, recorded
 from worker.host import Stopped
 from worker.hosting import AttemptHost
@@ -53,24 +41,18 @@ from worker.mailbox import Mailbox
 from worker.models.commands import CommandsModel
 from worker.models.protocol import Model
 from worker.prepare import prepare
-from worker.publish import Patch, artifacts, make_patch
+from worker.publish import Patch, make_patch
 from worker.sandbox.protocol import Owner, Workspace
 from worker.station import Station
-from worker.store import keys
 from worker.store.damage import end_damaged
-from worker.store.decisions import decide
 from worker.store.journal import Journal
 from worker.store.mail import read_mail
-from worker.toolbox import Cancelled
 from worker.tools.toolset import Toolset, withheld
 
 LOG = structlog.get_logger(__name__)
 
 ENDED = {"sealed": "sealed", "waiting": "parked", "queued": "yielded"}
 """What an attempt says of its end, by the status in which it left its run."""
-
-INFRA_LAST = 3
-"""The third infra yield in a row without a step ends the run (plan, section 5)."""
 
 
 def run(run_id: str, station: Station) -> str:
@@ -125,11 +107,12 @@ class _Attempt:
                 structlog.contextvars.bound_contextvars(batch=self.task.batch, attempt=self.ledger.run.attempt)
             )
             self.mailbox = Mailbox(station, self.ledger, self.cancel, self.task.batch)
+            self.ending = Ending(self.task, station, self.ledger, self.mailbox)
             self.lease.each_beat(self.mailbox.beat)
             try:
                 return self._worked(before)
             except (HintsFault, StoreFault) as fault:
-                return self._lost(fault)
+                return self.ending.lost(fault)
 
     def _worked(self, before: Run) -> str:
         """The stages, and what becomes of the run when one fails. Raises HintsFault and StoreFault, also when one
@@ -141,58 +124,27 @@ class _Attempt:
         except Exception as error:
             status = self.ledger.run.status
             if status == "running":
-                return self._failed(error)
+                return self.ending.failed(error)
             # What was said last holds; what could not be removed is for the janitor.
             LOG.warning("left_behind", status=status, fault=str(error))
             return ENDED[status]
-
-    def _failed(self, error: Exception) -> str:
-        """What a stage's failure means for the run. Raises HintsFault, and StoreFault where waiting helps."""
-        match error:
-            case Cancelled():
-                return self._stopped(str(error))
-            case KeeperFault():
-                return self._infra("keeper", error)
-            case EngineFault():
-                return self._infra("engine", error)
-            case IntegrityFault() | NotFoundFault():
-                return self._fail(Failure(cls="infra", reason="store", detail=str(error)))
-            case StoreFault(retryable=False):
-                return self._infra("store", error)
-            case HintsFault() | StoreFault():
-                raise error
-            case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-                LOG.exception("disk_full")
-                return self._infra("disk", error)
-            case _:
-                # A bug of ours must neither kill the worker's other runs nor spin: it counts as a lost worker.
-                LOG.exception("internal_error")
-                return self._infra("worker_lost", error)
 
     def _stages(self, before: Run) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
         if (lost := lost_reply(self.task, before, self.ledger.records, self._tools().specs)) is not None:
             self.ledger.commit(lost)
         if (ended := self.mailbox.take() or self.mailbox.decide()) is not None:
-            return self._left(ended)
+            return self.ending.left(ended)
         try:
             model = None if self.task.model == "none" else self.station.open_model(self.task)
         except InvalidFault as fault:
-            return self._fail(Failure(cls="provider", reason="bad_request", detail=str(fault)))
-        except ProviderFault as fault:
-            return self._fail(Failure(cls="provider", reason=fault.reason, detail=str(fault)))
-        try:
-            prepared = self._prepare()
-        except EnvironmentFault as fault:
-            return self._fail(_env_failure(fault))
+            return self.ending.fail(Failure(cls="provider", reason="bad_request", detail=str(fault)))
+        prepared = self._prepare()
         with (
             self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace,
             AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mailbox) as host,
         ):
-            try:
-                host.restore()
-            except EnvironmentFault as fault:
-                return self._fail(_env_failure(fault))
+            host.restore()
             return self._loop(host, workspace, prepared, model)
 
     @property
@@ -226,10 +178,16 @@ class _Attempt:
             if self.ledger.run.turn in ("model", "calls"):
                 ended = self._work(host, tools, model)
                 if not isinstance(ended, Finished):
-                    return self._left(ended)
+                    return self.ending.left(ended)
+            self.mailbox.expect()  # measuring takes long: nothing to begin in a pause, or before words are heard
+            if (left := host.inbox()) is not None:
+                return self.ending.left(left)
+            if self.ledger.run.unheard and self._may_go_on(model):
+                self.ledger.commit(FedBack(text=""))
+                continue
             patch, measured = self._measure(workspace, prepared)
             if not self._goes_on(measured, model):
-                return self._seal(patch, measured)
+                return self.ending.seal(patch, measured)
 
     def _work(self, host: AttemptHost, tools: Toolset, model: Model | None) -> Finished | Parked | Stopped:
         """The commands, then the model where one was asked for."""
@@ -257,7 +215,7 @@ class _Attempt:
 
     def _measure(self, workspace: Workspace, prepared: Prepared) -> tuple[Patch, Verdict]:
         """The patch of the workspace as it lies, and what the clean room says of it."""
-        station, put_blob = self.station, self._put_blob
+        station, put_blob = self.station, self.ledger.put_blob
         patch = make_patch(workspace, self.task, put_blob=put_blob, redactor=station.redactor, cancel=self.cancel)
         finished = self.ledger.run.finished
         if finished is not None and finished.failure is not None and patch.empty:
@@ -275,22 +233,12 @@ class _Attempt:
         )
         return patch, measured
 
-    def _put_blob(self, data: bytes | Path) -> str:
-        """Store a blob of the run; while the store is away it stays here and waits."""
-        return self.ledger.patiently(lambda: self.journal.put_blob(data))
-
     def _goes_on(self, measured: Verdict, model: Model | None) -> bool:
-        """Whether a model that finished by its own words gets another turn (committed): red checks are shown to it,
-        or words that came before the inbox could be closed."""
-        run, limits = self.ledger.run, self.task.limits
-        if (
-            model is None
-            or run.finished is None
-            or run.finished.failure is not None
-            or meter.stop(run, limits, repeats=0, working_s=self.ledger.working_s()) is not None
-        ):
+        """Whether the model gets another turn (committed): red checks are shown to it, or words that came before the
+        inbox could be closed."""
+        if not self._may_go_on(model):
             return False
-        red = measured.verdict in FAILED_VERDICTS and run.feedbacks < limits.feedbacks
+        red = measured.verdict in FAILED_VERDICTS and self.ledger.run.feedbacks < self.task.limits.feedbacks
         if red:
             self.ledger.commit(FedBack(text=context.feedback(measured.checks), checks=measured.checks))
             return True
@@ -300,85 +248,15 @@ class _Attempt:
         self.ledger.commit(*mail.steered(), FedBack(text=""))
         return True
 
-    def _seal(self, patch: Patch, measured: Verdict) -> str:
-        """The end, in one segment with what was measured, so that no crash falls between the two."""
-        run = self.ledger.run.model_copy(update={"verdict": measured})
-        failure = run.finished.failure if run.finished is not None else None
-        outcome: OutcomeName = "failed" if failure else "no_change" if patch.empty else "changed"
-        stored = artifacts(
-            self.task,
-            run,
-            outcome,
-            failure,
-            patch,
-            put_blob=self._put_blob,
-            redactor=self.station.redactor,
+    def _may_go_on(self, model: Model | None) -> bool:
+        """Whether a model finished by its own words, and something of its limits is left."""
+        run = self.ledger.run
+        return (
+            model is not None
+            and run.finished is not None
+            and run.finished.failure is None
+            and meter.stop(run, self.task.limits, repeats=0, working_s=self.ledger.working_s()) is None
         )
-        return self._end(
-            measured, Sealed(outcome=outcome, verdict=measured.verdict, failure=failure, artifacts=stored)
-        )
-
-    def _fail(self, failure: Failure) -> str:
-        """The end of a run whose agent could not work, or not go on."""
-        text = meter.report(self.ledger.run, self.ledger.records)
-        return self._end(Finished(text=text, failure=failure), Sealed(outcome="failed", failure=failure))
-
-    def _end(self, *events: Event) -> str:
-        """Close the inbox, take in what came before, and append the last segment; then the marker goes.
-
-        A cancel that came before the inbox closed wins: whoever sent it was told that it counts.
-        """
-        station, asked = self.station, self.ledger.run.asked
-        mail = self.ledger.patiently(self.mailbox.end)
-        if mail.cancel is not None:
-            events = (Sealed(outcome="cancelled", detail=f"cancelled by {mail.cancel.by}"),)
-        if asked is not None:  # so that a late answer meets it
-            by, at = station.name, station.now()
-            self.ledger.patiently(lambda: decide(station.archive, self.run_id, asked, "cancelled", by=by, at=at))
-        self.ledger.commit(*mail.steered(), *events)
-        with suppress(StoreFault):  # the scheduler deletes the marker of a sealed run wherever it finds one
-            station.archive.delete([keys.open_marker(self.run_id)])
-        return "sealed"
-
-    def _left(self, ended: Parked | Stopped) -> str:
-        """The attempt ends before the run does."""
-        return self._stopped(ended.why) if isinstance(ended, Stopped) else "parked"
-
-    def _stopped(self, why: str) -> str:
-        """The attempt's Cancel was thrown, or this process drains."""
-        if why == "cancel":
-            return self._end(Sealed(outcome="cancelled"))  # who did stands in the inbox, which this consumes
-        if why == "pause" and (ended := self.mailbox.take()) is not None:
-            return self._left(ended)
-        if why in ("drain", "pause"):
-            self.ledger.commit(Yielded(why="drain"))  # a pause that was taken back meanwhile ends like a drain
-            return "yielded"
-        raise FencedFault(f"stopped: {why}")
-
-    def _infra(self, reason: Literal["engine", "keeper", "disk", "store", "worker_lost"], error: Exception) -> str:
-        """An infra fault gives the run back for a while; the third in a row without a step ends it."""
-        detail = str(error) if isinstance(error, Fault | OSError) else f"internal error: {error!r}"
-        failure = Failure(cls="infra", reason=reason, detail=detail)
-        faults = self.ledger.run.infra_yields + 1
-        if faults >= INFRA_LAST:
-            return self._fail(failure)
-        not_before = self._pause(faults)
-        LOG.warning("infra_fault", failure=str(failure), detail=failure.detail, not_before=not_before)
-        self.ledger.commit(Yielded(why="infra", failure=failure, not_before=not_before))
-        return "yielded"
-
-    def _lost(self, fault: HintsFault | StoreFault) -> str:
-        """Redis or the store is away: given back for a while without counting against the run, which a claim that
-        only ends would."""
-        LOG.warning("attempt_lost", fault=str(fault))
-        self.ledger.commit(Yielded(why="lost", not_before=self._pause(1)))
-        return "yielded"
-
-    def _pause(self, faults: int) -> str:
-        """When to try again after so many faults in a row."""
-        backoff_s = self.station.settings.infra_backoff_s
-        wait = timedelta(seconds=backoff_s[min(faults, len(backoff_s)) - 1])
-        return (datetime.fromisoformat(self.station.now()) + wait).isoformat(timespec="milliseconds")
 
 
 def _previous(run: Run) -> str:
@@ -387,7 +265,3 @@ def _previous(run: Run) -> str:
         return ""
     ends = {"running": "died or was cut off", "queued": "gave the run back", "waiting": "left the run waiting"}
     return f"{run.worker}: {ends[run.status]}"
-
-
-def _env_failure(fault: EnvironmentFault) -> Failure:
-    return Failure(cls="env", reason=fault.reason, detail=str(fault))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -163,6 +164,10 @@ class Ledger:
                     if self._cancel.reason == "lease":
                         raise FencedFault("the lease was lost while the store was away") from fault
                     time.sleep(delay_s)  # a switch that is thrown already makes nobody wait
+
+    def put_blob(self, data: bytes | Path) -> str:
+        """Store a blob of the run and say its digest; while the store is away it stays here and waits."""
+        return self.patiently(lambda: self.journal.put_blob(data))
 
     def _check(self, run: Run) -> None:
         current = self._lease.wait_current()

@@ -86,16 +86,16 @@ class Mailbox:
         self._ledger.commit(decided)
         return None
 
-    def look(self) -> Mail:
-        """What lies unread; the next `take` looks too."""
+    def expect(self) -> None:
+        """Let the next `take` look, also where nothing was heard of."""
         self._arrived.set()
-        return self._read()
 
     def close(self) -> Mail:
         """Take no more messages, unless some came first; what lies unread then."""
         station, run = self._station, self._ledger.run
         Inbox(station.archive, run.id).close(run.inbox_seen, by=station.name, at=station.now())
-        return self.look()
+        self.expect()
+        return self._read()
 
     def end(self) -> Mail:
         """Take no more messages; all that came before."""

@@ -53,6 +53,7 @@ class Run(Frozen):
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
     working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
     and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
+    unheard: a message was read after the model had finished, and the model had no turn since.
 
     A fork carries on its parent's counts: steps, tokens and cost are the conversation's. inherited_steps,
     inherited_cost_microusd: the parent's part of them. snapshots_of: the run that stored `chain`, "" for this one.
@@ -100,6 +101,7 @@ class Run(Frozen):
     control_seen: int = 0
     paused_by: str = ""
     batch_paused_by: str = ""
+    unheard: bool = False
     asked: Asked | None = None
     finished: Finished | None = None
     verdict: Verdict | None = None
@@ -193,7 +195,7 @@ class Run(Frozen):
                 return self._spend(event.usage, event.cost_microusd)._with(compactions=self.compactions + 1)
             case FedBack():
                 feedbacks = self.feedbacks + bool(event.checks)
-                return self._with(turn="model", finished=None, verdict=None, feedbacks=feedbacks)
+                return self._with(turn="model", finished=None, verdict=None, unheard=False, feedbacks=feedbacks)
             case Finished():
                 return self._with(finished=event, turn="verdict", pending=())
             case Verdict():
@@ -237,7 +239,8 @@ class Run(Frozen):
         """The run after a message was consumed."""
         run, switched = self, {"pause": event.by, "unpause": ""}
         if event.scope == "run":
-            run = run._with(inbox_seen=max(run.inbox_seen, event.n + 1))
+            unheard = run.unheard or (event.kind == "message" and run.finished is not None)
+            run = run._with(inbox_seen=max(run.inbox_seen, event.n + 1), unheard=unheard)
             return run._with(paused_by=switched.get(event.kind, run.paused_by))
         run = run._with(control_seen=max(run.control_seen, event.n + 1))
         return run._with(batch_paused_by=switched.get(event.kind, run.batch_paused_by))
