@@ -55,6 +55,11 @@ def feedback(checks: Sequence[CheckResult]) -> str:
     return text("feedback", checks="\n\n".join(parts))
 
 
+def interrupted() -> str:
+    """What the model reads of an outside call that was begun and whose result nobody knows."""
+    return text("interrupted")
+
+
 class Transcript:
     """A run's records as the messages of a request, kept up to date by `follow`.
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EnvironmentFault, Fault
-from worker.contract.events import Asked, Event, Observation, Observed, Parked, Record, SnapshotRef, ToolCall
+from worker.contract.events import Asked, Called, Event, Observation, Observed, Parked, Record, SnapshotRef, ToolCall
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.environments import Prepared, restore_chain
@@ -122,6 +122,8 @@ class AttemptHost:
             answered = Observed(observation=observe.answered(call, work), plan=work.plan)
             self._ledger.commit_later(answered, lambda: answered, self._thread)
             return True
+        if any(command.outside for command in work):  # no rollback undoes it: whoever comes later must know
+            self._ledger.commit(Called(call_id=call.id))
         self._ledger.check()
         results: list[Result] = []
         with ExitStack() as files:

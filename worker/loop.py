@@ -92,6 +92,9 @@ def _between(host: Host, transcript: context.Transcript) -> Finished | Parked | 
 
 def _act(host: Host, tools: Tools, call: ToolCall, phase: str) -> Finished | Parked | Stopped | None:
     """One call: parse, policy, run and show. The model's mistakes become observations."""
+    if host.run.called == call.id:  # and its attempt ended: what it did outside is done
+        host.commit(_told(call, "interrupted", context.interrupted()))
+        return None
     parsed = tools.parse(call)
     if isinstance(parsed, str):
         host.commit(_told(call, "error", parsed))

@@ -13,6 +13,7 @@ from typing import Literal
 from worker.contract.errors import ExitCode
 from worker.contract.events import (
     Asked,
+    Called,
     Claimed,
     Compacted,
     Decided,
@@ -51,6 +52,7 @@ class Run(Frozen):
     without a step and without parking or yielding. infra_yields: infra yields in a row without a step.
     chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
+    called: id of the outside call that was begun and has no result yet, "" for none.
     working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
     and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
     unheard: a message was read after the model had finished, and the model had no turn since.
@@ -92,6 +94,7 @@ class Run(Frozen):
     compactions: int = 0
     context_tokens: int = 0
     pending: tuple[ToolCall, ...] = ()
+    called: str = ""
     chain: tuple[SnapshotRef, ...] = ()
     snapshots_of: str = ""
     snapshot: SnapshotRef | None = None
@@ -175,6 +178,8 @@ class Run(Frozen):
                 return run
             case Replied():
                 return self._replied(event)
+            case Called():
+                return self._with(called=event.call_id)
             case Observed():
                 return self._observed(event)
             case Asked():
@@ -257,6 +262,7 @@ class Run(Frozen):
         files = tuple(dict.fromkeys((*self.files, *event.files)))
         return self._with(
             pending=pending,
+            called="",
             turn="calls" if pending else "model",
             failing_calls=self.failing_calls + 1 if failed else 0,
             malformed_replies=self.malformed_replies + (not pending) if malformed else 0,

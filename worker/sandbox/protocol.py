@@ -62,6 +62,11 @@ class Command:
     secrets: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def outside(self) -> bool:
+        """Whether it may do what no rollback undoes: it reaches more than the workspace, or holds what may."""
+        return self.network or self.root or bool(self.secrets)
+
 
 @dataclass(frozen=True)
 class Output:

@@ -106,10 +106,9 @@ class DockerWorkspace:
         # The call before shares the volume: its last processes must be gone.
         self._settle()
         kind = Kind(command.kind, command.writes)
-        outside = command.network or command.root or bool(command.secrets)
-        box = self._outside(command) if outside else self._take(kind)
+        box = self._outside(command) if command.outside else self._take(kind)
         result = self._converse(box, message, command, cancel)
-        if not outside:
+        if not command.outside:
             self._pool.expect(kind)
         return result
 
