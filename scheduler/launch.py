@@ -24,6 +24,7 @@ from worker.contract.model_name import ModelName, parse_model_name
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Repo
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.hints import Hints
 
@@ -97,7 +98,8 @@ def detach(batches: Sequence[Batch], archive: Archive, where: Settings, *, by: s
     _write(batches, archive, by=by, at=at, say=say)
     found = connected(where)
     if found.redis_url is None:
-        say("note: no stack is running; the runs start with `dawn up`")
+        if any(archive.size(keys.open_marker(task.run)) is not None for batch in batches for task in batch.tasks):
+            say("note: no stack is running; the runs start with `dawn up`")
         return
     control.announce(Hints(found.redis_url))
 

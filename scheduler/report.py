@@ -17,6 +17,7 @@ from worker.contract.run import Run
 
 HEADINGS: Final = ("run", "target", "outcome", "verdict", "steps", "time", "cost", "detail")
 FILES_SHOWN: Final = 20
+DETAIL_CHARS: Final = 120
 
 
 def row(view: View) -> dict[str, Any]:
@@ -31,10 +32,11 @@ def row(view: View) -> dict[str, Any]:
         "outcome": sealed.outcome if sealed else None,
         "verdict": sealed.verdict if sealed else None,
         "failure": str(sealed.failure) if sealed and sealed.failure else None,
-        "detail": _detail(run),
+        "detail": _detail(view),
         "waiting": run.waiting.waiting if run.waiting else None,
         "waiting_since": run.updated_at if run.waiting else None,
         "asked": run.asked.model_dump(mode="json") if run.asked else None,
+        "decision": view.decision.model_dump(mode="json") if view.decision else None,
         "not_before": run.not_before,
         "steps": run.steps,
         "tokens": run.tokens,
@@ -53,7 +55,15 @@ def cells(view: View) -> tuple[str, ...]:
     task, run = view.task, view.run
     outcome, verdict = (run.sealed.outcome, run.sealed.verdict or "-") if run.sealed else (run.status, "-")
     spent = str(run.steps), duration(run.working_s), run.cost_text
-    return task.run, task.target, outcome, verdict, *spent, _detail(run)
+    return task.run, task.target, outcome, verdict, *spent, _brief(_detail(view))
+
+
+def _brief(text: str) -> str:
+    """For a cell: the first line, and not all of a long one; `dawn show` has the rest."""
+    line, _, rest = text.strip().partition("\n")
+    if len(line) > DETAIL_CHARS:
+        return line[: DETAIL_CHARS - 1] + "…"
+    return f"{line} …" if rest else line
 
 
 def counts(views: Sequence[View], named: int) -> str:
@@ -116,7 +126,7 @@ def ways_on(view: View) -> list[str]:
         return []
     if waiting.waiting == "paused":
         return [f"dawn unpause {view.task.run if run.paused_by else view.task.batch}"]
-    return commands(view.task.run, run.asked) if run.asked else []
+    return commands(view.task.run, run.asked) if run.asked and not view.decision else []
 
 
 def _waits(view: View) -> list[tuple[str, str]]:
@@ -125,14 +135,16 @@ def _waits(view: View) -> list[tuple[str, str]]:
     if run.sealed is not None or waiting is None:
         return []
     until = f", until {waiting.until}" if waiting.until else ""
-    text = [f"{_waits_for(waiting)}, since {run.updated_at}{until}"]
+    text = [f"{_waits_for(view, waiting)}, since {run.updated_at}{until}"]
     if asked is not None:
         text += [f"{call.name} {call.arguments}" for call in run.pending if call.id == asked.call_id]
         text.append(f"call {asked.call_id}, binding {asked.binding}")
     return [("waits", "\n".join(text))]
 
 
-def _waits_for(waiting: Parked) -> str:
+def _waits_for(view: View, waiting: Parked) -> str:
+    if (made := view.decision) is not None:
+        return f"{made.decision} by {made.by}, waits for a worker"
     return waiting.detail if waiting.waiting == "paused" else f"{waiting.waiting}: {waiting.detail}".rstrip(": ")
 
 
@@ -160,11 +172,11 @@ def _ended(run: Run) -> str:
     return f"{sealed.outcome}/{sealed.verdict}" if sealed.verdict and not sealed.failure else sealed.outcome
 
 
-def _detail(run: Run) -> str:
-    sealed = run.sealed
+def _detail(view: View) -> str:
+    run, sealed = view.run, view.run.sealed
     if sealed is None:
         if run.waiting:
-            return _waits_for(run.waiting)
+            return _waits_for(view, run.waiting)
         return f"not before {run.not_before}" if run.not_before else ""
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()

@@ -16,6 +16,7 @@ from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.decisions import Decision, read_decision
 from worker.store.journal import Journal
 
 READERS: Final = 8
@@ -24,10 +25,11 @@ CANDIDATES_SHOWN: Final = 8
 
 @dataclass(frozen=True)
 class View:
-    """A run and what was asked of it."""
+    """A run and what was asked of it. decision: the answer to its question, where the run has not read it yet."""
 
     task: Task
     run: Run
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def runs_in(archive: Archive, found: Found) -> list[str]:
 def view(archive: Archive, run: str) -> View:
     """One run. Raises NotFoundFault, IntegrityFault, StoreFault as the journal does."""
     journal = Journal(archive, run)
-    return View(journal.task(), journal.load())
+    folded = journal.load()
+    asked = folded.asked if folded.sealed is None else None
+    return View(journal.task(), folded, read_decision(archive, run, asked.call_id) if asked else None)
 
 
 def views(archive: Archive, runs: Iterable[str]) -> list[View]:

@@ -179,6 +179,8 @@ def gc(
     if dry_run:
         for name in (name for kind in KINDS for name in garbage.found[kind]):
             terminal.emit(name)
+        if not any(garbage.found.values()):
+            terminal.say("nothing would go")
         return
     rows = [(kind, str(len(garbage.found[kind]))) for kind in KINDS]
     terminal.emit_table(("what", "removed"), [*rows, ("unfinished uploads", str(garbage.uploads))])

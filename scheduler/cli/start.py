@@ -108,6 +108,10 @@ def submit(
     loaded = load(Path(file), where.limits)
     archive = edge.archive(where)
     batch = batch_of(loaded, archive, say=terminal.say)
+    if earlier := [one for one in archive.folders("batches/") if _name(one) == _name(batch.id) and one != batch.id]:
+        terminal.say(
+            f"note: {batch.id} differs from {earlier[-1]}, which has the same name; it is a batch of its own"
+        )
     go([batch], archive, where, detach=detach, wait=not no_wait, as_json=json)
 
 
@@ -191,6 +195,11 @@ def _tell(runs: list[str], archive: Archive, *, as_json: bool) -> list[Any]:
         for view in found:
             terminal.say(f"see it: dawn show {view.task.run}")
     return found
+
+
+def _name(batch: str) -> str:
+    """A batch's name without the digest of what it asks."""
+    return batch.rpartition("-")[0]
 
 
 def limit_of(text: str) -> tuple[str, Any]:

@@ -1,0 +1,87 @@
+"""How runs are told to people, on a real archive and without an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs_made import AT, claimed, replied
+
+from scheduler import report
+from scheduler.cli.main import run as dawn
+from scheduler.runs import view
+from worker.contract.events import Asked, Failure, Parked, Sealed
+from worker.contract.run import Run
+from worker.store.archive import Archive
+from worker.store.decisions import decide
+
+Make = Callable[..., Run]
+
+ASKED = Asked(call_id="c1", kind="approval", binding="0" * 64, question="push?")
+WAITS = (claimed(), replied(), ASKED, Parked(waiting="approval", detail="push?"))
+MANIFEST = "version: 1\nname: night\ntargets: [{repo: sample}]\ntask: {commands: [%s]}\n"
+
+
+@pytest.fixture(autouse=True)
+def _deployment(tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment without a stack; the archive is the fixture's."""
+    for name in [name for name in os.environ if name.startswith("DAWN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DAWN_ARCHIVE", archive.url)
+    monkeypatch.setenv("DAWN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample").mkdir()
+
+
+def test_a_run_that_asks_says_how_to_answer(archive: Archive, make_run: Make) -> None:
+    """Both commands, whole."""
+    make_run("a", *WAITS)
+    assert report.ways_on(view(archive, "a")) == ["dawn approve a c1", 'dawn deny a c1 --reason "..."']
+
+
+def test_an_answer_that_no_worker_has_read_is_told(archive: Archive, make_run: Make) -> None:
+    """Nobody is asked a second time for what lies in the archive."""
+    make_run("a", *WAITS)
+    decide(archive, "a", ASKED, "approved", by="ann@desk", at=AT)
+    found = view(archive, "a")
+    assert report.ways_on(found) == []
+    assert report.row(found)["detail"] == "approved by ann@desk, waits for a worker"
+
+
+def test_a_table_shows_the_first_line_of_a_long_failure(archive: Archive, make_run: Make) -> None:
+    """A failing setup prints much; the row stays a row."""
+    detail = "setup ended with exit code 1\n" + "pip complains\n" * 40
+    make_run("a", Sealed(outcome="failed", failure=Failure(cls="env", reason="setup", detail=detail)))
+    assert report.cells(view(archive, "a"))[-1] == "env/setup setup ended with exit code 1 …"
+
+
+def test_show_tells_all_of_a_long_failure(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the table cuts stands here."""
+    detail = "setup ended with exit code 1\n" + "pip complains\n" * 40
+    make_run("a", Sealed(outcome="failed", failure=Failure(cls="env", reason="setup", detail=detail)))
+    assert dawn(["show", "a"]) == 0
+    assert capsys.readouterr().out.count("pip complains") == 40
+
+
+def test_a_dry_run_without_garbage_says_so(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    """Silence could mean anything."""
+    assert dawn(["gc", "--dry-run"]) == 0
+    assert "nothing would go" in capsys.readouterr().err
+
+
+def test_an_edited_manifest_is_told_to_be_another_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name is the same, what is asked is not."""
+    for command in ("one", "two"):
+        (tmp_path / "night.yaml").write_text(MANIFEST % command)
+        assert dawn(["submit", "night.yaml", "--detach"]) == 0
+    assert "which has the same name; it is a batch of its own" in capsys.readouterr().err
+
+
+def test_the_same_manifest_again_is_no_other_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A repeated submit completes what is missing."""
+    (tmp_path / "night.yaml").write_text(MANIFEST % "one")
+    for _ in range(2):
+        assert dawn(["submit", "night.yaml", "--detach"]) == 0
+    assert "batch of its own" not in capsys.readouterr().err
