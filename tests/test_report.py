@@ -21,7 +21,7 @@ Make = Callable[..., Run]
 
 ASKED = Asked(call_id="c1", kind="approval", binding="0" * 64, question="push?")
 WAITS = (claimed(), replied(), ASKED, Parked(waiting="approval", detail="push?"))
-MANIFEST = "version: 1\nname: night\ntargets: [{repo: sample}]\ntask: {commands: [%s]}\n"
+MANIFEST = "version: 1\nname: night\ntargets: [{repo: ./sample}]\ntask: {commands: [%s]}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,7 @@ def _deployment(tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DAWN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample").mkdir()
+    (tmp_path / "sample" / "answer.txt").write_text("41\n")
 
 
 def test_a_run_that_asks_says_how_to_answer(archive: Archive, make_run: Make) -> None:
