@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import worker.store
 from worker.contract.events import Claimed, Event, Finished, Replied, Reply, Sealed, ToolCall, Usage
 from worker.contract.run import Run
 from worker.contract.settings import Settings
@@ -65,3 +68,12 @@ def replied(step: int = 1, text: str = "", command: str = "ls", **reply: Any) ->
 
 def ended(outcome: str = "changed", **sealed: Any) -> list[Event]:
     return [Finished(text="all done"), Sealed(outcome=outcome, **sealed)]
+
+
+def audited(archive: Archive, run: str) -> tuple[int, str]:
+    """Exit code and words of the program printed in FORMAT.md, run on its own over an archive in a folder."""
+    text = (Path(worker.store.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
+    program = text.split("```python\n")[1].split("```")[0]
+    command = [sys.executable, "-I", "-c", program, archive.url.removeprefix("file://"), run]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr.strip()

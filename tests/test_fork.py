@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from runs_made import AT, Make, claimed, replied
+from runs_made import AT, Make, audited, claimed, replied
 
 from scheduler.enqueue import submit
 from scheduler.fork import ALLOWABLE, Fork, ForkRefused, Wish, fork
@@ -24,6 +24,7 @@ from worker.contract.events import (
     Sealed,
     SnapshotRef,
     Steered,
+    Submitted,
     Usage,
     Yielded,
     digest,
@@ -384,3 +385,23 @@ def test_the_forks_batch_is_listed_and_bound(archive: Archive, exhausted: Run) -
     assert (manifest["fork"]["run"], manifest["fork"]["step"], manifest["fork"]["message"]) == ("old", 2, "on")
     targets = json.loads(archive.get(keys.batch_targets(found.batch.id)))
     assert targets["manifest"] == digest(found.batch.manifest)
+
+
+def test_the_auditors_program_follows_a_fork(archive: Archive, exhausted: Run) -> None:
+    """It finds with the parent what was copied from it, and names what is wrong there."""
+    for number in (1, 2):
+        Journal(archive, "old").put_snapshot(f"s{number}".encode())
+    journal = journal_of(archive, made(archive, more()))
+    assert audited(archive, journal.run) == (0, "")
+    first = next(iter(journal.read()))[0].event
+    assert isinstance(first, Submitted)
+    torn(archive, "old", first.parent_seq or 0)
+    code, said = audited(archive, journal.run)
+    assert (code, said.rpartition("/")[2]) == (1, f"{first.parent_seq:09d}.jsonl was changed")
+
+
+def test_the_auditors_program_names_what_a_parent_lost(archive: Archive, exhausted: Run) -> None:
+    """A snapshot that was never stored is missed, wherever it should lie."""
+    Journal(archive, "old").put_snapshot(b"s1")
+    code, said = audited(archive, journal_of(archive, made(archive, more())).run)
+    assert (code, said) == (1, f"snapshots/{digest(b's2')} was changed")

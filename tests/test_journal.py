@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+from runs_made import audited
 
-import worker.store
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import (
     ConflictFault,
@@ -461,27 +459,17 @@ def test_a_journal_in_a_bucket_is_read_in_order(bucket: Archive) -> None:
 
 def test_the_auditors_program_agrees(archive: CountingArchive, journal: Journal) -> None:
     """The program printed in FORMAT.md, run on its own, is silent about a sound run and names each damage."""
-    text = (Path(worker.store.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
-    program = text.split("```python\n")[1].split("```")[0]
-
-    def audit() -> tuple[int, str]:
-        folder = archive.url.removeprefix("file://")
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", program, folder, RUN], capture_output=True, text=True, check=False
-        )
-        return done.returncode, done.stdout + done.stderr.strip()
-
     blob, snapshot = journal.put_blob(b"output"), journal.put_snapshot(b"tar")
     observed = Observed(
         observation=Observation(call_id="c1", tool="x", status="ok", output="\ud83d", blob=blob),
         snapshot=SnapshotRef(listing="0" * 64, tree="0" * 64, object=snapshot),
     )
     write(journal, CLAIMED, observed, Sealed(outcome="changed", artifacts={"patch.diff": blob}))
-    assert audit() == (0, "")
+    assert audited(archive, RUN) == (0, "")
     for key in (keys.segment(RUN, 2), keys.segment(RUN, 3), keys.blob(RUN, blob), keys.snapshot(RUN, snapshot)):
         whole = archive.get(key)
         damage(archive, key, bytes([whole[0], whole[1] ^ 1]) + whole[2:])
-        code, complaint = audit()
+        code, complaint = audited(archive, RUN)
         assert code == 1, key
         assert complaint, key
         damage(archive, key, whole)
