@@ -21,6 +21,7 @@ pytest_plugins = [
     "deployments",
     "git_server",
     "model_server",
+    "own_models",
     "repositories",
     "runs_made",
     "sandboxes",

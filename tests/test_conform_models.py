@@ -1,4 +1,5 @@
-"""What every Model does: one suite over scripted, commands, replay, Anthropic and OpenAI."""
+"""What every Model does: one suite over scripted, commands, replay, Anthropic, OpenAI, and a
+deployment's own program and entry point."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from worker.contract.script import parse_script
 from worker.models.anthropic import AnthropicModel
 from worker.models.call import Account
 from worker.models.commands import CommandsModel
+from worker.models.entry import EntryModel
 from worker.models.openai import OpenAIModel
 from worker.models.protocol import (
     AssistantMessage,
@@ -40,6 +42,13 @@ SCRIPT = """
 - calls: [{tool: run_command, arguments: {command: "one"}}]
 - calls: [{tool: run_command, arguments: {command: "two"}}]
 - text: Done.
+"""
+
+SAYS = """
+for line in sys.stdin:
+    command = ("one", "two", None)[json.loads(line)["reply_index"]]
+    calls = [{"name": "run_command", "arguments": {"command": command}}] if command else []
+    print(json.dumps({"text": "" if command else "Done.", "calls": calls, "cost_usd": 0}), flush=True)
 """
 
 
@@ -66,7 +75,7 @@ def openai_answer(command: str | None) -> dict[str, Any]:
     return {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}
 
 
-@pytest.fixture(params=["scripted", "commands", "replay", "anthropic", "openai"])
+@pytest.fixture(params=["scripted", "commands", "replay", "program", "entry", "anthropic", "openai"])
 def subject(request: pytest.FixtureRequest) -> Subject:
     """Each implementation in turn."""
     kind = request.param
@@ -82,6 +91,13 @@ def subject(request: pytest.FixtureRequest) -> Subject:
         ]
         replies = [Reply(calls=(call,), stop="calls", cost_microusd=7) for call in calls]
         return Subject(ReplayModel("replay:r", [*replies, Reply(text="Done.")]), None)
+    if kind == "program":
+        programs = request.getfixturevalue("programs")
+        return Subject(programs(SAYS), lambda: programs("for line in sys.stdin: signal.pause()"))
+    if kind == "entry":
+        late = ScriptedModel("slow", parse_script("- {text: late, delay_s: 600}", "slow"))
+        said = ScriptedModel("said", parse_script(SCRIPT, "s"))
+        return Subject(EntryModel("python:said", said), lambda: EntryModel("python:late", late))
     server = request.getfixturevalue("model_server")
     account = Account(kind, "key-for-tests", "KEY", server.url)
     model: Model = (AnthropicModel if kind == "anthropic" else OpenAIModel)(f"{kind}/m", "m", account)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -16,6 +16,8 @@ from worker.contract.task import Repo, Task
 from worker.models.anthropic import AnthropicModel
 from worker.models.open import open_model
 from worker.models.openai import OpenAIModel
+from worker.models.processes import Programs
+from worker.models.program import ProgramModel
 from worker.models.protocol import Model
 from worker.models.replay import ReplayModel
 from worker.models.scripted import ScriptedModel
@@ -25,7 +27,7 @@ def nothing_recorded(run: str) -> Sequence[Reply]:
     raise AssertionError(run)
 
 
-def opened(model: str, env: dict[str, str] | None = None, **settings: str) -> Model:
+def opened(model: str, env: dict[str, str] | None = None, listed: Mapping[str, str] = {}, **settings: str) -> Model:
     task = Task(
         run="r",
         batch="b",
@@ -36,7 +38,8 @@ def opened(model: str, env: dict[str, str] | None = None, **settings: str) -> Mo
         model=model,
         script="- text: hi" if model.startswith("scripted:") else None,
     )
-    return open_model(task, Settings(**settings), secrets_env=env or {}, recorded=nothing_recorded)
+    programs = Programs(listed, env or {})
+    return open_model(task, Settings(**settings), secrets_env=env or {}, recorded=nothing_recorded, programs=programs)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,8 @@ def opened(model: str, env: dict[str, str] | None = None, **settings: str) -> Mo
         ("replay:r-1", ModelName("replay", "r-1")),
         ("anthropic/claude-x", ModelName("anthropic", "claude-x")),
         ("openai/meta/llama:free", ModelName("openai", "meta/llama:free")),
+        ("command:mine/large", ModelName("command", "mine/large")),
+        ("python:acme", ModelName("python", "acme")),
     ],
 )
 def test_a_model_name_is_read_and_written_alike(text: str, name: ModelName) -> None:
@@ -61,7 +66,9 @@ def test_a_model_name_is_read_and_written_alike(text: str, name: ModelName) -> N
 )
 def test_an_unknown_model_name_lists_the_known_forms(text: str) -> None:
     """With the plan's exit code for invalid tasks."""
-    with pytest.raises(InvalidFault, match="known are none, scripted:FILE, replay:RUN, anthropic/NAME, openai/NAME"):
+    with pytest.raises(
+        InvalidFault, match="known are none, scripted:FILE, replay:RUN, anthropic/NAME, openai/NAME, com"
+    ):
         parse_model_name(text)
 
 
@@ -79,9 +86,37 @@ def test_a_replay_asks_for_the_replies_of_the_run_it_names() -> None:
     """The caller reads the archive, the model never does."""
     task = Task(run="r", batch="b", target="t", repo=Repo(url="u"), prompt="x", model="replay:r-9")
     asked: list[str] = []
-    model = open_model(task, Settings(), secrets_env={}, recorded=lambda run: asked.append(run) or [Reply(text="hi")])
+    model = open_model(
+        task,
+        Settings(),
+        secrets_env={},
+        recorded=lambda run: asked.append(run) or [Reply(text="hi")],
+        programs=Programs({}, {}),
+    )
     assert isinstance(model, ReplayModel)
     assert asked == ["r-9"]
+
+
+def test_a_program_is_opened_by_the_name_that_the_operator_gave_it() -> None:
+    """With the model it is asked for behind a slash."""
+    model = opened("command:mine/large", listed={"mine": "/bin/cat -u"})
+    assert isinstance(model, ProgramModel)
+    assert (model.name, model.program, model.model) == ("command:mine/large", "mine", "large")
+
+
+@pytest.mark.parametrize("name", ["command:other", "command:/bin/cat", "command:../cat", "python:nobody"])
+def test_only_what_the_deployment_has_can_be_named(name: str) -> None:
+    """A manifest starts no program by its path; the fault says what there is and where to add."""
+    with pytest.raises(InvalidFault, match=r"known are mine|there is none") as caught:
+        opened(name, listed={"mine": "/bin/cat"})
+    assert "of each worker" in caught.value.hint or "beside each worker" in caught.value.hint
+
+
+@pytest.mark.parametrize("line", ["", "cat", "./cat", "/nowhere/cat", "/etc/passwd", "/bin/cat 'open"])
+def test_a_program_that_cannot_run_is_refused_when_the_worker_starts(line: str) -> None:
+    """Not in the middle of a night."""
+    with pytest.raises(UsageFault, match="DAWN_MODEL_PROGRAMS: mine names no program"):
+        Programs({"mine": line}, {})
 
 
 def test_no_model_cannot_be_opened() -> None:

@@ -14,7 +14,8 @@ from worker.contract.task import Task
 from worker.models.prices import price
 from worker.models.protocol import ToolSpec
 
-PAID = ("anthropic", "openai")
+PRICED = ("anthropic", "openai")
+PAID = (*PRICED, "command", "python")
 
 
 def lost_reply(task: Task, before: Run, records: Sequence[Record], tools: tuple[ToolSpec, ...]) -> Unrecorded | None:
@@ -29,7 +30,7 @@ def lost_reply(task: Task, before: Run, records: Sequence[Record], tools: tuple[
     asked = context.Transcript(task, tools)
     asked.follow(records)
     usage = Usage(input_tokens=max(before.context_tokens, asked.tokens), output_tokens=meter.RESERVE_TOKENS)
-    cost, _ = price(name.name, usage, provider=name.provider)
+    cost = price(name.name, usage, provider=name.provider)[0] if name.provider in PRICED else None
     return Unrecorded(cost_microusd=cost, tokens=usage.total, detail="a reply may have been lost with its worker")
 
 

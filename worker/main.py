@@ -8,6 +8,7 @@ concurrency one, for runs whose claimers keep dying, so that a poison run takes 
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import os
 import signal
@@ -23,6 +24,7 @@ from worker.contract.events import Replied, Reply, digest
 from worker.contract.redact import without_passwords
 from worker.contract.settings import Settings
 from worker.contract.task import Task
+from worker.models.processes import Programs
 from worker.models.protocol import Model
 from worker.station import Station
 from worker.store.archive import Archive
@@ -115,6 +117,8 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
     sandbox.image_id("toolbox")  # missing images are this machine's fault, not that of the first run
     env = dict(os.environ)
     secrets = {key.removeprefix(SECRET_PREFIX): value for key, value in env.items() if key.startswith(SECRET_PREFIX)}
+    programs = Programs(settings.model_programs, env)
+    atexit.register(programs.close)
     return Station(
         name=name,
         lane=lane,
@@ -125,7 +129,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         sandbox=sandbox,
         redactor=redactor,
         secrets=secrets,
-        open_model=lambda task: _open_model(task, settings, env, archive),
+        open_model=lambda task: _open_model(task, settings, env, archive, programs),
         before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
     )
 
@@ -135,7 +139,7 @@ def archive_id(archive: Archive) -> str:
     return digest(archive.url.encode())[:12]
 
 
-def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Archive) -> Model:
+def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Archive, programs: Programs) -> Model:
     from worker.models.open import open_model
     from worker.store.journal import Journal
 
@@ -146,7 +150,7 @@ def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Ar
             raise InvalidFault(str(fault)) from fault
         return [event.reply for event in events if isinstance(event, Replied) and event.phase == "model"]
 
-    return open_model(task, settings, secrets_env=env, recorded=recorded)
+    return open_model(task, settings, secrets_env=env, recorded=recorded, programs=programs)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Owns how a model is named: `none`, `scripted:FILE`, `replay:RUN`, `anthropic/NAME`, `openai/NAME`.
+"""Owns how a model is named: `none`, `scripted:FILE`, `replay:RUN`, `anthropic/NAME`, `openai/NAME`, and the
+deployment's own: `command:PROGRAM` and `python:ENTRY`, each perhaps with `/MODEL` behind it.
 
 Refuses to know what stands behind a name: whether a key is set or a file exists is found out by who opens it.
 """
@@ -10,11 +11,13 @@ from typing import Final, Literal, get_args
 
 from worker.contract.errors import InvalidFault
 
-Provider = Literal["none", "scripted", "replay", "anthropic", "openai"]
+Provider = Literal["none", "scripted", "replay", "anthropic", "openai", "command", "python"]
 
-FORMS: Final = "none, scripted:FILE, replay:RUN, anthropic/NAME, openai/NAME"
+FORMS: Final = "none, scripted:FILE, replay:RUN, anthropic/NAME, openai/NAME, command:PROGRAM, python:ENTRY"
 MAX_CHARS: Final = 300
-_SEPARATORS: Final = {"scripted": ":", "replay": ":", "anthropic": "/", "openai": "/"}
+_SEPARATORS: Final = {
+    "scripted": ":", "replay": ":", "anthropic": "/", "openai": "/", "command": ":", "python": ":",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ MIN_LINE_CHARS: Final = 16
 """Of a value of several lines, lines from this length on are masked wherever they stand alone."""
 
 SECRET_PREFIX: Final = "DAWN_SECRET_"
+MODEL_SECRET_PREFIX: Final = "DAWN_MODEL_SECRET_"
+"""Of what the deployment's own models are given (worker/models/processes.py)."""
 _KEYS: Final = (
     "DAWN_ANTHROPIC_API_KEY",
     "ANTHROPIC_API_KEY",
@@ -131,11 +133,14 @@ class RedactingStream:
 
 
 def redactor_from_env(env: Mapping[str, str]) -> Redactor:
-    """Masks `DAWN_SECRET_NAME` as NAME, and the provider and store keys and passwords in the addresses of a
-    deployment under their variable's name. Raises UsageFault for a `DAWN_SECRET_*` that is too short; a key or
-    password too short is left alone, because those are the stand-ins of local servers ("test", "EMPTY")."""
+    """Masks `DAWN_SECRET_NAME` as NAME, and `DAWN_MODEL_SECRET_*`, the provider and store keys and passwords in the
+    addresses of a deployment under their variable's name. Raises UsageFault for one of the first two kinds that is
+    too short; a key or password too short is left alone, because those are the stand-ins of local servers ("test",
+    "EMPTY")."""
     secrets = {
-        name.removeprefix(SECRET_PREFIX): value for name, value in env.items() if name.startswith(SECRET_PREFIX)
+        name.removeprefix(SECRET_PREFIX): value
+        for name, value in env.items()
+        if name.startswith((SECRET_PREFIX, MODEL_SECRET_PREFIX))
     }
     for name in (*_KEYS, *_URLS):
         value = env.get(name, "").strip()

@@ -13,6 +13,7 @@ from worker.contract.task import Limits
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+ProgramName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 
 def _state_dir() -> Path:
@@ -28,6 +29,8 @@ class Settings(BaseSettings):
     names no other place.
     store_images: keep images that no registry has in the archive, once each, so that runs can go on and be forked on
     hosts that lack them. Uncompressed: 254 MB for `python`, 408 MB for `node`, and as much again for each `setup`.
+    model_programs: what a task may name as `command:NAME`, each with its command line: JSON, or one
+    `DAWN_MODEL_PROGRAMS__NAME` each (worker/models/program.py).
     before_call: `command:/path/to/program` or `python:module:function`, asked before each call
     (worker/before_call.py).
     """
@@ -54,6 +57,7 @@ class Settings(BaseSettings):
     prepared_images_bytes: Count = 20 * 2**30
     store_images: bool = True
 
+    model_programs: dict[ProgramName, str] = {}
     openai_base_url: str | None = None
     anthropic_base_url: str | None = None
 

@@ -12,7 +12,10 @@ from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.models.anthropic import AnthropicModel
 from worker.models.call import Account
+from worker.models.entry import open_entry
 from worker.models.openai import OpenAIModel
+from worker.models.processes import Programs, model_secrets
+from worker.models.program import ProgramModel
 from worker.models.protocol import Model
 from worker.models.replay import ReplayModel
 from worker.models.scripted import ScriptedModel
@@ -24,14 +27,16 @@ def open_model(
     *,
     secrets_env: Mapping[str, str],
     recorded: Callable[[str], Sequence[Reply]],
+    programs: Programs,
 ) -> Model:
     """The model that task.model names.
 
     secrets_env: the worker's environment; a provider's key is `DAWN_<PROVIDER>_API_KEY`, else
-    `<PROVIDER>_API_KEY`. recorded: replies of the model phase of the run it is given, for `replay:RUN`.
+    `<PROVIDER>_API_KEY`. recorded: replies of the model phase of the run it is given, for `replay:RUN`. programs:
+    those that `command:NAME` may name.
 
-    Raises InvalidFault for an unknown name or a script that does not parse, UsageFault for `none`, and
-    ProviderFault (auth), which names the variable, for a missing key. An OpenAI-compatible server at
+    Raises InvalidFault for an unknown name, program or entry point or a script that does not parse, UsageFault for
+    `none`, and ProviderFault (auth), which names the variable, for a missing key. An OpenAI-compatible server at
     `DAWN_OPENAI_BASE_URL` may be asked without one.
     """
     name = parse_model_name(task.model)
@@ -48,6 +53,12 @@ def open_model(
         case "openai":
             account = _account("openai", settings.openai_base_url, settings, secrets_env)
             return OpenAIModel(task.model, name.name, account)
+        case "command":
+            program, _, model = name.name.partition("/")
+            programs.check(program)
+            return ProgramModel(task.model, program, model, programs)
+        case "python":
+            return open_entry(task.model, name.name, model_secrets(secrets_env))
 
 
 def _account(provider: str, base_url: str | None, settings: Settings, env: Mapping[str, str]) -> Account:

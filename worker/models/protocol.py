@@ -85,6 +85,15 @@ def call_id(step: int, position: int) -> str:
     return f"call_{step}_{position}"
 
 
+def under_our_ids(reply: Reply, step: int) -> Reply:
+    """The reply with its calls under ids of this run; what they were called before is their original id."""
+    calls = tuple(
+        call.model_copy(update={"id": call_id(step, position), "original_id": call.original_id or call.id})
+        for position, call in enumerate(reply.calls, start=1)
+    )
+    return reply.model_copy(update={"calls": calls})
+
+
 def cancelled_fault(cancel: Cancel) -> ProviderFault:
     """What a model raises when the switch was thrown."""
     return ProviderFault("connection", f"the model call was stopped: {cancel.reason}")

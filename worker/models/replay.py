@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from worker.contract.cancel import Cancel
 from worker.contract.errors import InvalidFault
 from worker.contract.events import Reply
-from worker.models.protocol import ModelRequest, call_id
+from worker.models.protocol import ModelRequest, under_our_ids
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,5 @@ class ReplayModel:
                 f"{self.name} has only {len(self.replies)} recorded replies",
                 hint="this run went another way than the recorded one",
             )
-        recorded = self.replies[request.reply_index]
-        calls = tuple(
-            call.model_copy(
-                update={"id": call_id(request.step, position), "original_id": call.original_id or call.id}
-            )
-            for position, call in enumerate(recorded.calls, start=1)
-        )
-        return recorded.model_copy(
-            update={"calls": calls, "cost_microusd": 0, "price_source": "replay", "model": self.name}
-        )
+        recorded = under_our_ids(self.replies[request.reply_index], request.step)
+        return recorded.model_copy(update={"cost_microusd": 0, "price_source": "replay", "model": self.name})

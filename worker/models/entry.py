@@ -1,0 +1,100 @@
+"""Owns models that are Python of the deployment's own, `python:ENTRY`: an entry point of the group `dawnfleet.models`
+in a package installed beside this one. Refuses to trust it with a run: late, wrong and failing answers become faults.
+
+The entry point is a callable `(model: str, secrets: Mapping[str, str]) -> Model` (worker/models/protocol.py). model:
+what stands behind the slash of `python:ENTRY/MODEL`, "" without one. secrets: the deployment's `DAWN_MODEL_SECRET_*`,
+each without that prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from threading import Event, Thread
+from typing import Final
+
+from worker.contract.cancel import Cancel
+from worker.contract.errors import InvalidFault, ProviderFault
+from worker.contract.events import Reply
+from worker.models.conversation import clean
+from worker.models.protocol import Model, ModelRequest, cancelled_fault, late_fault, under_our_ids
+
+GROUP: Final = "dawnfleet.models"
+
+
+def open_entry(name: str, asked: str, secrets: Mapping[str, str]) -> Model:
+    """The model of an installed entry point. name: as the task has it; asked: `ENTRY` or `ENTRY/MODEL`.
+
+    Raises InvalidFault when there is none, what it raises itself where that is a ProviderFault or InvalidFault, else
+    ProviderFault.
+    """
+    entry, _, model = asked.partition("/")
+    installed = {found.name: found for found in entry_points(group=GROUP)}
+    if entry not in installed:
+        known = f"known are {', '.join(sorted(installed))}" if installed else "there is none"
+        raise InvalidFault(
+            f"no installed package has a model {entry!r}; {known}",
+            hint=f"install one with an entry point in {GROUP} beside each worker",
+        )
+    try:
+        return EntryModel(name, installed[entry].load()(model, secrets))
+    except (Exception, SystemExit) as error:
+        raise _fault(name, error) from error
+
+
+@dataclass(frozen=True)
+class EntryModel:
+    """Somebody's model, held to what the protocol says: time, cancel, ids and faults."""
+
+    name: str
+    model: Model
+
+    def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
+        """One answer. Raises ProviderFault and InvalidFault."""
+        answer: Future[Reply] = Future()
+        over, stop = Event(), Cancel()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self.model.reply(request, timeout_s=timeout_s, cancel=stop))
+            except BaseException as error:  # handed on to whoever waits
+                answer.set_exception(error)
+            over.set()
+
+        off = cancel.on_set(over.set)
+        Thread(target=ask, name=self.name, daemon=True).start()
+        over.wait(timeout_s)
+        off()
+        if cancel.is_set():
+            stop.set(cancel.reason)
+            raise cancelled_fault(cancel)
+        if not answer.done():
+            stop.set("its time is over")
+            raise late_fault(timeout_s)
+        try:
+            return self._checked(answer.result(), request.step)
+        except (Exception, SystemExit) as error:
+            raise _fault(self.name, error) from error
+
+    def _checked(self, reply: Reply, step: int) -> Reply:
+        """The reply as a journal can hold it. Raises ValueError for one that it cannot."""
+        if not isinstance(reply, Reply):
+            raise TypeError(f"it answered a {type(reply).__name__}, not a Reply")
+        kept = Reply.model_validate(clean(reply.model_dump(mode="json")))
+        if not kept.model or not kept.price_source:
+            kept = kept.model_copy(
+                update={"model": kept.model or self.name, "price_source": kept.price_source or self.name}
+            )
+        return under_our_ids(kept, step)
+
+
+def _fault(name: str, error: BaseException) -> Exception:
+    match error:
+        case ProviderFault() | InvalidFault():
+            return error
+        case OSError():
+            return ProviderFault("connection", f"{name} failed: {error!r}", retryable=True)
+        case _:
+            return ProviderFault("unavailable", f"{name} failed: {error!r}")
