@@ -20,6 +20,7 @@ from worker.ledger import Ledger
 from worker.mailbox import Mailbox
 from worker.prepare import prepare
 from worker.sandbox.protocol import Owner, Sandbox
+from worker.spool import Spool
 from worker.station import Station, utc_now
 from worker.store import keys
 from worker.store.journal import Journal
@@ -60,6 +61,7 @@ class Hosts:
         self.archive = WatchedArchive(folder.as_uri())
         self.archive_id = archive_id
         self.drain = Cancel()
+        self.spool = Spool()
         self.run = ""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -70,8 +72,8 @@ class Hosts:
         self.archive.create(keys.source(self._source), packed.getvalue())
 
     def fresh(self, run: str, **fields: Any) -> None:
-        """Submit a run, which is `run` from now on; the archive is in order, and nobody drains."""
-        self.run, self.drain = run, Cancel()
+        """Submit a run, which is `run` from now on; archive and spool are in order, and nobody drains."""
+        self.run, self.drain, self.spool = run, Cancel(), Spool()
         self.archive.before = lambda key: None
         self.submit(run, **fields)
 
@@ -96,7 +98,8 @@ class Hosts:
     def claim(self, run: str = "") -> tuple[Ledger, Cancel]:
         """The pen of a new attempt on `run`."""
         cancel = Cancel()
-        ledger = Ledger(Journal(self.archive, run or self.run), cast(Lease, Held()), cancel, Redactor({}), utc_now)
+        journal = Journal(self.archive, run or self.run)
+        ledger = Ledger(journal, cast(Lease, Held()), cancel, Redactor({}), utc_now, self.spool)
         ledger.claim(Claimed(worker="w", engine="e", lane="main"))
         return ledger, cancel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -354,3 +355,70 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(hosts: Hosts, monkeypat
         assert host.settle()
     assert {key.split("/")[2] for key in refused} == {"blobs", "snapshots", "journal"}
     assert hosts.journal().verify() == []
+
+
+def test_a_full_spool_lets_no_call_begin(hosts: Hosts) -> None:
+    """While more waits for the store than the spool takes, a call waits outside; it runs when there is room."""
+    with hosts.host() as host:
+        waiting = hosts.spool.hold(2**30)
+        caller = threading.Thread(target=observe, args=(host, run("date +%s.%N")))
+        caller.start()
+        caller.join(1)
+        assert caller.is_alive()
+        room_at = time.time()
+        waiting.shrink(0)
+        caller.join(RESULT_S)
+        assert float(last(host).observation.output) > room_at
+    assert hosts.spool.held == 0
+
+
+def test_a_cancel_ends_the_wait_for_the_spool(hosts: Hosts) -> None:
+    """A call that waits for room is given up at once, and was never started."""
+    with hosts.host() as host:
+        hosts.spool.hold(2**30)
+        ended: list[bool] = []
+        caller = threading.Thread(target=lambda: ended.append(observe(host, run("echo made >f"))))
+        caller.start()
+        host.cancel.set("cancel")
+        caller.join(RESULT_S)
+        assert ended == [False]
+    assert types(hosts) == []
+
+
+def test_a_spool_that_stays_full_gives_the_run_back(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the patience with the store the wait ends as the store being away, which gives the run back."""
+    monkeypatch.setattr(ledgers, "STORE_PATIENCE_S", 0.1)
+    with hosts.host() as host:
+        hosts.spool.hold(2**30)
+        with pytest.raises(StoreFault) as caught:
+            observe(host, run("echo made >f"))
+    assert caught.value.retryable
+    assert types(hosts) == []
+
+
+def test_what_waits_is_counted_until_it_is_stored(hosts: Hosts) -> None:
+    """The output while it waits, then the snapshot at its size; nothing is left over, also when a cap was passed."""
+    held = []
+    with hosts.host() as host:
+        hosts.archive.before = lambda key: held.append((key.split("/")[2], hosts.spool.held))
+        observe(host, run("head -c 100000 /dev/zero | tr '\\0' x | tee f"))
+        host.settle()
+        snapshot = last(host).snapshot
+        assert snapshot is not None
+        assert held == [("blobs", 100_000), ("snapshots", snapshot.bytes), ("journal", 0)]
+        observe(host, run("mkdir d; cd d; for n in $(seq 300); do : >$n; done"))
+        assert not host.settle()
+    assert hosts.spool.held == 0
+
+
+def test_a_snapshot_is_not_taken_before_it_has_room(hosts: Hosts) -> None:
+    """It waits where it costs nothing; a lost lease ends the wait, and nothing was written."""
+    with hosts.host() as host:
+        observe(host, run("true"))
+        host.settle()
+        hosts.spool.hold(2**30 - 2**27)
+        observe(host, run("echo made >f"))
+        host.cancel.set("lease")
+        with pytest.raises(FencedFault, match="spool was full"):
+            host.settle()
+    assert types(hosts) == ["observed"]

@@ -94,7 +94,7 @@ class _Attempt:
     def work(self) -> str:
         station = self.station
         self.journal = Journal(station.archive, self.run_id)
-        self.ledger = Ledger(self.journal, self.lease, self.cancel, station.redactor, station.now)
+        self.ledger = Ledger(self.journal, self.lease, self.cancel, station.redactor, station.now, station.spool)
         before = self.ledger.run
         self.task = self.journal.task()
         if not due(before, station.now()) or read_mail(station.archive, before, self.task.batch).blocks:

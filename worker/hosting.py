@@ -124,6 +124,8 @@ class AttemptHost:
             return True
         if any(command.outside for command in work):  # no rollback undoes it: whoever comes later must know
             self._ledger.commit(Called(call_id=call.id))
+        if not self._ledger.has_room(self._task.limits.output_kept_bytes):
+            return False
         self._ledger.check()
         results: list[Result] = []
         with ExitStack() as files:
@@ -135,6 +137,9 @@ class AttemptHost:
             joint = results[0].output.path.with_suffix(".joint")
             files.callback(joint.unlink, missing_ok=True)
             output = observe.joined(work, results, joint)
+            for part in results:  # only what is stored waits in the spool
+                if part.output.path != output.path:
+                    part.output.path.unlink()
             own_limit = "timeout_s" in tool.Arguments.model_fields
             observation = self._observation(call, results, output, own_limit)
             writes = any(command.writes for command in work)
@@ -176,10 +181,9 @@ class AttemptHost:
     ) -> Observed:
         """In the background: the output stored, the container gone, the workspace saved. before: the run before the
         call; files: removes what the call left in the spool."""
-        put_blob = self._ledger.journal.put_blob
         with files:
             if observation.blob is not None:
-                self._ledger.patiently(lambda: put_blob(output))
+                self._ledger.put_blob(output)
         if not writes:
             return Observed(observation=observation)
         try:
@@ -191,14 +195,8 @@ class AttemptHost:
 
     def _saved(self, below: int, *, full: bool) -> tuple[SnapshotRef, tuple[str, ...]]:
         """The workspace, stored on top of `below` others or as a level 0, and the paths that changed."""
-        taken = self._workspace.snapshot(full=full)
-        stored, path = None, taken.path
-        if path is not None:
-            put_snapshot = self._ledger.journal.put_snapshot
-            try:
-                stored = self._ledger.patiently(lambda: put_snapshot(path))
-            finally:
-                path.unlink(missing_ok=True)
+        most_bytes = self._task.limits.snapshot_bytes
+        taken, stored = self._ledger.put_snapshot(most_bytes, lambda: self._workspace.snapshot(full=full))
         level = 0 if taken.full else below + 1
         reference = SnapshotRef(
             listing=taken.listing, tree=taken.tree, object=stored, level=level if stored else 0, bytes=taken.bytes

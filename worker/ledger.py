@@ -25,6 +25,8 @@ from worker.contract.events import Claimed, Event, Observed, Record, Replied, Se
 from worker.contract.redact import Redactor
 from worker.contract.run import Run, fold
 from worker.lease import Lease
+from worker.sandbox.protocol import Snapshot
+from worker.spool import Spool
 from worker.store import rollup
 from worker.store.journal import AppendConflict, Journal, Line
 
@@ -62,9 +64,17 @@ class Ledger:
     """
 
     def __init__(
-        self, journal: Journal, lease: Lease, cancel: Cancel, redactor: Redactor, now: Callable[[], str]
+        self,
+        journal: Journal,
+        lease: Lease,
+        cancel: Cancel,
+        redactor: Redactor,
+        now: Callable[[], str],
+        spool: Spool | None = None,
     ) -> None:
+        """spool: of the worker, which its other attempts share; without one, an attempt's own."""
         self.journal = journal
+        self._spool = spool or Spool()
         self.run = Run(id=journal.run)
         self._records: list[Record] = []
         self._shown: _Shown | None = None
@@ -161,17 +171,46 @@ class Ledger:
                     raise
                 LOG.warning("store_away", fault=str(fault), next_try_s=delay_s)
                 if self._cancel.wait(delay_s):
-                    if self._cancel.reason == "lease":
+                    if self._fenced():
                         raise FencedFault("the lease was lost while the store was away") from fault
                     time.sleep(delay_s)  # a switch that is thrown already makes nobody wait
 
     def put_blob(self, data: bytes | Path) -> str:
-        """Store a blob of the run and say its digest; while the store is away it stays here and waits."""
-        return self.patiently(lambda: self.journal.put_blob(data))
+        """Store a blob of the run and say its digest; while the store is away it waits in the spool."""
+        with self._spool.hold(len(data) if isinstance(data, bytes) else data.stat().st_size):
+            return self.patiently(lambda: self.journal.put_blob(data))
+
+    def put_snapshot(self, most_bytes: int, take: Callable[[], Snapshot]) -> tuple[Snapshot, str | None]:
+        """Take a snapshot of at most that size once the spool has room, store its file and remove that; with the
+        digest it was stored under, None when nothing changed."""
+        share = self._spool.reserve(most_bytes, patience_s=STORE_PATIENCE_S, give_up=self._fenced)
+        if share is None:
+            raise FencedFault("the lease was lost while the spool was full")
+        with share:
+            taken, stored = take(), None
+            share.shrink(taken.bytes)
+            if (path := taken.path) is not None:
+                try:
+                    stored = self.patiently(lambda: self.journal.put_snapshot(path))
+                finally:
+                    path.unlink(missing_ok=True)
+            return taken, stored
+
+    def has_room(self, most_bytes: int) -> bool:
+        """Wait until the spool could take so much more; False when the attempt was cancelled first."""
+        share = self._spool.reserve(most_bytes, patience_s=STORE_PATIENCE_S, give_up=self._cancel.is_set)
+        if share is None:
+            return False
+        share.shrink(0)  # a call in hand is counted when its output waits: most have none to speak of
+        return True
+
+    def _fenced(self) -> bool:
+        """Whether the lease is known to be somebody else's."""
+        return self._cancel.is_set() and self._cancel.reason == "lease"
 
     def _check(self, run: Run) -> None:
         current = self._lease.wait_current()
-        if self._cancel.is_set() and self._cancel.reason == "lease":
+        if self._fenced():
             raise FencedFault("the lease is somebody else's")
         if not current and self.journal.load(since=run).last_seq != run.last_seq:
             raise FencedFault("the run went on elsewhere while this attempt was cut off")

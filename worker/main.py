@@ -26,6 +26,7 @@ from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.models.processes import Programs
 from worker.models.protocol import Model
+from worker.spool import Spool
 from worker.station import Station
 from worker.store.archive import Archive
 
@@ -129,6 +130,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         sandbox=sandbox,
         redactor=redactor,
         secrets=secrets,
+        spool=Spool(settings.spool_bytes),
         open_model=lambda task: _open_model(task, settings, env, archive, programs),
         before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
     )

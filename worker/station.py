@@ -13,6 +13,7 @@ from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.models.protocol import Model
 from worker.sandbox.protocol import Sandbox
+from worker.spool import Spool
 from worker.store.archive import Archive
 from worker.store.hints import Hints
 
@@ -27,9 +28,9 @@ class Station:
     """name: of this worker, unique among the living. lane: what it serves. archive_id: label on its containers.
 
     secrets: NAME -> value, from DAWN_SECRET_*. open_model: makes the model of a task; raises InvalidFault or
-    ProviderFault. before_call: the deployment's ruling over a call. drain: thrown when this process wants to end;
-    attempts then stop between calls. drain_now: thrown when the soft limit is over; calls in hand are killed and
-    rolled back.
+    ProviderFault. before_call: the deployment's ruling over a call. spool: what of this process waits for the
+    archive. drain: thrown when this process wants to end; attempts then stop between calls. drain_now: thrown when
+    the soft limit is over; calls in hand are killed and rolled back.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Station:
     secrets: Mapping[str, str]
     open_model: Callable[[Task], Model]
     before_call: Hook = no_hook
+    spool: Spool = field(default_factory=Spool)
     drain: Cancel = field(default_factory=Cancel)
     drain_now: Cancel = field(default_factory=Cancel)
     now: Callable[[], str] = utc_now

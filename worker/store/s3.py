@@ -312,11 +312,8 @@ def _fault(key: str, url: str, error: BotoCoreError | ClientError) -> Fault:
         return StoreFault(what, hint="is the network up, and DAWN_S3_ENDPOINT_URL right?")
     status, code, offset_s = _status(error), _code(error), _clock_offset_s(error)
     if code == "RequestTimeTooSkewed" or (status == 403 and abs(offset_s) > SKEW_S):
-        return StoreFault(
-            f"{url} refuses {key}: this machine's clock is {abs(offset_s):.0f} s "
-            f"{'ahead of' if offset_s > 0 else 'behind'} the store's",
-            hint="set the clock",
-        )
+        off = f"{abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} the store's" if offset_s else "wrong"
+        return StoreFault(f"{url} refuses {key}: this machine's clock is {off}", hint="set the clock")
     if code == "NoSuchBucket":
         return StoreFault(what, hint="create the bucket first", retryable=False)
     if status == 404:
