@@ -13,11 +13,9 @@ import ctypes
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from worker.contract.errors import ExitCode, Fault, InvalidFault, NotFoundFault, UsageFault
 from worker.contract.events import Replied, Reply, digest
@@ -34,9 +32,6 @@ MAIN_LANES = ("interactive", "batch")
 SOLO_LANES = ("solo",)
 SECRET_PREFIX = "DAWN_SECRET_"
 PR_SET_PDEATHSIG = 1
-SOLO_RESTART_S = 5.0
-HARD_SHARE = 0.75
-"""Calls in hand are killed after this share of the soft limit, so that yielding and clearing up fit in the rest."""
 
 
 def main() -> int:
@@ -61,9 +56,10 @@ def main() -> int:
 
 
 def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
-    """Consume the lanes until SIGTERM or SIGINT; a second signal is obeyed at once (Celery's manners)."""
+    """Consume the lanes until a signal (worker/signals.py says what each asks for)."""
     from worker import tasks
     from worker.janitor import Janitor
+    from worker.signals import Signals
     from worker.slots import Slots
     from worker.store import doorbell
 
@@ -74,13 +70,6 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     app = doorbell.celery_app(str(settings.redis_url))
     tasks.register(app, station, offer)
 
-    def drain() -> None:
-        station.drain.set("drain")
-        timer = threading.Timer(settings.drain_soft_s * HARD_SHARE, station.drain_now.set, ["drain"])
-        timer.daemon = True
-        timer.start()
-
-    doorbell.on_shutdown(drain)
     janitor = Janitor(
         station.archive,
         station.archive_id,
@@ -90,7 +79,8 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     )
     janitor.start()
     offer.start()
-    with solo_beside() if not solo else nothing_beside():
+    with solo_beside() if not solo else nothing_beside() as pass_on:
+        doorbell.on_ready(Signals(station, offer, pass_on).listen)
         app.worker_main(doorbell.worker_arguments(name, lanes, slots))
     offer.close()
     janitor.stop()
@@ -155,28 +145,11 @@ def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Ar
     return open_model(task, settings, secrets_env=env, recorded=recorded, programs=programs)
 
 
-@contextmanager
-def solo_beside() -> Iterator[None]:
-    """A solo worker process as long as the block runs; started again when it dies, which is what it is for."""
-    done = threading.Event()
-    child: list[subprocess.Popen[bytes]] = []
+def solo_beside() -> AbstractContextManager[Callable[[int], None]]:
+    """A solo worker that ends with this process; yields what sends it a signal."""
+    from worker import signals
 
-    def keep() -> None:
-        while not done.is_set():
-            words = ("-m", "worker.main", "--lanes", ",".join(SOLO_LANES), "--parent", str(os.getpid()))
-            child[:] = [subprocess.Popen([sys.executable, *words])]
-            child[0].wait()
-            done.wait(SOLO_RESTART_S)
-
-    keeper = threading.Thread(target=keep, name="solo", daemon=True)
-    keeper.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if child:
-            child[0].terminate()
-        keeper.join()
+    return signals.solo_beside(("-m", "worker.main", "--lanes", ",".join(SOLO_LANES), "--parent", str(os.getpid())))
 
 
 def end_with(parent: int) -> None:
@@ -188,9 +161,9 @@ def end_with(parent: int) -> None:
 
 
 @contextmanager
-def nothing_beside() -> Iterator[None]:
-    """A solo worker has no other beside it."""
-    yield
+def nothing_beside() -> Iterator[Callable[[int], None]]:
+    """A solo worker has no other beside it, and passes no signal on."""
+    yield lambda _: None
 
 
 if __name__ == "__main__":

@@ -50,10 +50,14 @@ class Slots(threading.Thread):
         except HintsFault as fault:
             LOG.warning("offer_not_withdrawn", worker=name, fault=str(fault))  # it ends by itself
 
-    def close(self) -> None:
-        """Offer nothing more."""
+    def end(self) -> None:
+        """Offer nothing more, from now on; a thread of its own tells Redis."""
         self._closed = True
         self._changed.set()
+
+    def close(self) -> None:
+        """Offer nothing more, and wait until Redis knows."""
+        self.end()
         self.join()
 
     def _move(self, by: int) -> None:

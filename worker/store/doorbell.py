@@ -30,6 +30,9 @@ SOCKET_TIMEOUT_S: Final = 10
 HEALTH_CHECK_S: Final = 5
 """A connection that died without a word is noticed within four times this (measured: 20 s)."""
 
+EX_OK: Final = 0
+"""How an ordered end is called by Celery."""
+
 RETRY_MAX_S: Final = 5
 """Longest pause between two tries to reach Redis again: it is consumed again within this time of its return."""
 
@@ -108,9 +111,17 @@ def worker_arguments(name: str, lanes: Iterable[str], slots: int) -> list[str]:
     ]
 
 
-def on_shutdown(act: Callable[[], None]) -> None:
-    """Call act when this worker is told to stop, before it waits for the runs that it has begun."""
-    signals.worker_shutting_down.connect(lambda **_: act(), weak=False)
+def on_ready(act: Callable[[], None]) -> None:
+    """Call act in the main thread when this worker begins to consume, and when it does so again: by then Celery has
+    taken the process's signals."""
+    signals.worker_ready.connect(lambda **_: act(), weak=False)
+
+
+def stop_consuming() -> None:
+    """Let this process's worker end when the runs that it has begun have ended. May be called in any thread."""
+    from celery.worker import state
+
+    state.should_stop = EX_OK
 
 
 def ring(app: Celery, run: str, lane: str) -> None:
