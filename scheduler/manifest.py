@@ -21,6 +21,20 @@ from worker.contract.task import Check, Environment, Frozen, Limits, OnAsk, Poli
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
 
+WORDS: Final = {
+    "missing": "is required",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "string_type": "must be text (put a number in quotes)",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+}
+"""What pydantic's kinds of errors say of a document."""
+
 COMMAND_LINE: Final = "command line"
 """Name of a manifest that was made of options: its lines and columns mean nothing to anybody."""
 
@@ -191,9 +205,9 @@ def _with_limits(data: Mapping[str, Any], defaults: Limits) -> dict[str, Any]:
 
 
 def _message(details: Mapping[str, Any]) -> str:
-    if details["type"] == "missing":
-        return "is required"
-    return str(details["msg"]).removeprefix("Value error, ")
+    """In the words of YAML, not of Python."""
+    said = str(details["msg"]).removeprefix("Value error, ")
+    return WORDS.get(details["type"]) or re.sub(r"^(Input|String|Tuple|List|Value) should ", "must ", said)
 
 
 def _problem(document: Document, details: Mapping[str, Any]) -> Problem:

@@ -123,6 +123,10 @@ def test_what_is_no_manifest_is_refused_with_its_place(text: str, place: str) ->
         (("path: pkg", "path: ../pkg"), "must be a plain relative folder"),
         (("steps: 7", "call_timeout_s: 60, working_time_s: 30"), "longer than working_time_s"),
         (("steps: 7", "stepz: 7"), "did you mean 'steps'"),
+        (("steps: 7", "steps: many"), "limits.steps must be a whole number"),
+        (("steps: 7", "call_timeout_s: 9999"), "limits.call_timeout_s must be less than or equal to 600"),
+        (("[ruff check --fix .]", "fix"), "task.commands must be a list"),
+        (("[ruff check --fix .]", "[3]"), "task.commands[0] must be text (put a number in quotes)"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
