@@ -36,7 +36,8 @@ Lane = Literal["interactive", "batch"]
 
 @dataclass
 class Interrupts:
-    """How often Ctrl-C was pressed. The second one ends the process at once, and the stack with it."""
+    """How often Ctrl-C was pressed. The second time KeyboardInterrupt is raised, and a stack of ours is ended in a
+    hurry; the third ends the process at once, and the stack with it."""
 
     count: int = 0
     wake: Event = field(default_factory=Event)
@@ -44,8 +45,10 @@ class Interrupts:
     def press(self, *_: object) -> None:
         self.count += 1
         self.wake.set()
-        if self.count > 1:
+        if self.count > 2:
             os._exit(int(ExitCode.INTERRUPTED))
+        if self.count > 1:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -129,25 +132,33 @@ def attend(
         _write(batches, archive, by=by, at=stamp(), say=say)
         control.announce(hints)
         follower = Follower(archive, [task.run for batch in batches for task in batch.tasks])
-        cancelled = False
-        while True:
-            try:
-                for record in follower.poll():
-                    heard(record, follower.runs[record.run])
-                if pressed.count and not cancelled and follower.open:
-                    say("cancelling; press Ctrl-C again to leave at once")
-                    for batch in batches:
-                        control.tell(archive, hints, Found("batch", batch.id), "cancel", by=by, at=stamp())
-                    cancelled = True
-                    pressed.wake.clear()
-            except StoreFault as fault:
-                if not fault.retryable:
-                    raise
-                say(f"waiting for the archive: {fault}")
-            if not follower.open or not (wait or any(map(_works, follower.unsealed))):
-                break
-            stack.tend()
-            pressed.wake.wait(follower.pause_s(POLL_S))
+        cancelled: set[str] = set()
+
+        def cancel() -> None:
+            for name in [batch.id for batch in batches if batch.id not in cancelled]:
+                control.tell(archive, hints, Found("batch", name), "cancel", by=by, at=stamp())
+                cancelled.add(name)
+
+        try:
+            while True:
+                try:
+                    for record in follower.poll():
+                        heard(record, follower.runs[record.run])
+                    if pressed.count and not cancelled and follower.open:
+                        say("cancelling; press Ctrl-C again to leave at once")
+                        cancel()
+                        pressed.wake.clear()
+                except StoreFault as fault:
+                    if not fault.retryable:
+                        raise
+                    say(f"waiting for the archive: {fault}")
+                if not follower.open or not (wait or any(map(_works, follower.unsealed))):
+                    break
+                stack.tend()
+                pressed.wake.wait(follower.pause_s(POLL_S))
+        except KeyboardInterrupt:
+            cancel()  # the second one came before the first was dealt with
+            raise
         hints.close()
         return follower.runs, bool(pressed.count)
 

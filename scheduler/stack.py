@@ -36,6 +36,7 @@ READY_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.1
 STOP_GRACE_S: Final = 15.0
 """Added to the drain limit before a worker that was told to end is killed."""
+VALKEY_GRACE_S: Final = 10.0
 LOG_BYTES: Final = 16 * 2**20
 """A log larger than this is moved aside when its process starts."""
 SOCKET_PATH_BYTES: Final = 100
@@ -141,7 +142,7 @@ class Stack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self._stop(hurry=kind is KeyboardInterrupt)
 
     def tend(self) -> None:
         """Start again what died; take the stack over when its owner is gone. Raises Fault when a part keeps dying."""
@@ -271,29 +272,41 @@ class Stack:
             fault.exit_code = ExitCode(code)
         return fault
 
-    def _stop(self) -> None:
-        """End workers and scheduler, then Valkey: a worker that drains still needs it."""
+    def _stop(self, *, hurry: bool = False) -> None:
+        """End workers and scheduler, then Valkey: a worker that drains still needs it. hurry: the calls in hand are
+        killed; so they are when KeyboardInterrupt comes meanwhile, which is raised when all has ended."""
         grace_s = self.settings.drain_soft_s + STOP_GRACE_S
         valkey = [part for part in self._children if part.name == "valkey"]
-        for parts, wait_s in (([part for part in self._children if part not in valkey], grace_s), (valkey, 10.0)):
-            for part in parts:
-                if part.process is not None and part.process.poll() is None:
-                    part.process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + wait_s
-            for part in parts:
-                if part.process is None:
-                    continue
-                try:
-                    part.process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    part.process.kill()
-                    part.process.wait()
-        self._children.clear()
-        if self._lock_file is not None:
-            with contextlib.suppress(FileNotFoundError):
-                (self._state / "stack.json").unlink()
-            self._lock_file.close()
-            self._lock_file = None
+        others = [part for part in self._children if part not in valkey]
+        try:
+            _end(others, grace_s, hurry=hurry)
+        except KeyboardInterrupt:
+            _end(others, grace_s, hurry=True)
+            raise
+        finally:
+            _end(valkey, VALKEY_GRACE_S)
+            self._children.clear()
+            if self._lock_file is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    (self._state / "stack.json").unlink()
+                self._lock_file.close()
+                self._lock_file = None
+
+
+def _end(parts: Sequence[_Child], wait_s: float, *, hurry: bool = False) -> None:
+    """Tell processes to end, and kill those that have not after wait_s. hurry: workers shall not wait for calls."""
+    for part in parts:
+        if part.process is not None and part.process.poll() is None:
+            part.process.send_signal(signal.SIGQUIT if hurry and part.name.startswith("worker") else signal.SIGTERM)
+    deadline = time.monotonic() + wait_s
+    for part in parts:
+        if part.process is None:
+            continue
+        try:
+            part.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            part.process.kill()
+            part.process.wait()
 
 
 def _lock(file: IO[bytes], mode: int) -> bool:

@@ -85,9 +85,10 @@ class Ending:
         """The attempt's Cancel was thrown, or this process drains."""
         if why == "cancel":
             return self._end(Sealed(outcome="cancelled"))  # who did stands in the inbox, which this consumes
-        if why == "pause" and (ended := self.mailbox.take()) is not None:
-            return self.left(ended)
         if why in ("drain", "pause"):
+            self.mailbox.expect()  # what people said goes before what this process wants
+            if (ended := self.mailbox.take()) is not None:
+                return self.left(ended)
             self.ledger.commit(Yielded(why="drain"))  # a pause that was taken back meanwhile ends like a drain
             return "yielded"
         raise FencedFault(f"stopped: {why}")
