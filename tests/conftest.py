@@ -19,6 +19,7 @@ from worker.contract.settings import Settings
 
 pytest_plugins = [
     "deployments",
+    "engines",
     "git_server",
     "model_server",
     "own_models",
