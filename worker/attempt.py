@@ -99,7 +99,7 @@ class _Attempt:
         self.task = self.journal.task()
         if not due(before, station.now()) or read_mail(station.archive, before, self.task.batch).blocks:
             return "not_due"
-        engine, previous = station.sandbox.engine_id, _previous(before)
+        engine, previous = station.sandbox.engine_id, _previous(before, station)
         self.ledger.claim(Claimed(worker=station.name, engine=engine, lane=station.lane, previous=previous))
         with ExitStack() as stack:
             stack.callback(station.drain_now.on_set(lambda: self.cancel.set("drain")))
@@ -259,9 +259,10 @@ class _Attempt:
         )
 
 
-def _previous(run: Run) -> str:
-    """How the attempt before ended, as far as the journal knows."""
+def _previous(run: Run, station: Station) -> str:
+    """How the attempt before ended, as far as the journal and this host know."""
     if run.attempt is None:
         return ""
     ends = {"running": "died or was cut off", "queued": "gave the run back", "waiting": "left the run waiting"}
-    return f"{run.worker}: {ends[run.status]}"
+    known = station.how_ended(run.worker) if run.status == "running" else ""
+    return f"{run.worker}: {known or ends[run.status]}"

@@ -59,6 +59,7 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     """Consume the lanes until a signal (worker/signals.py says what each asks for)."""
     from worker import tasks
     from worker.janitor import Janitor
+    from worker.memory import Notes
     from worker.signals import Signals
     from worker.slots import Slots
     from worker.store import doorbell
@@ -79,11 +80,14 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     )
     janitor.start()
     offer.start()
+    notes = Notes(settings.state_dir / "workers")
+    notes.begin(name)
     with solo_beside() if not solo else nothing_beside() as pass_on:
         doorbell.on_ready(Signals(station, offer, pass_on).listen)
         app.worker_main(doorbell.worker_arguments(name, lanes, slots))
     offer.close()
     janitor.stop()
+    notes.end(name)
     return int(ExitCode.OK)
 
 
@@ -91,6 +95,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
     """Everything an attempt borrows, proven: the archive is create-only, Redis keeps its keys, the engine answers."""
     from worker.before_call import open_hook
     from worker.contract.redact import redactor_from_env
+    from worker.memory import Notes
     from worker.sandbox.sandbox import DockerSandbox
     from worker.store.archive import open_archive
     from worker.store.hints import Hints
@@ -123,6 +128,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         spool=Spool(settings.spool_bytes),
         open_model=lambda task: _open_model(task, settings, env, archive, programs),
         before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
+        how_ended=Notes(settings.state_dir / "workers").how_ended,
     )
 
 

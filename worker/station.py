@@ -28,7 +28,8 @@ class Station:
     """name: of this worker, unique among the living. lane: what it serves. archive_id: label on its containers.
 
     secrets: NAME -> value, from DAWN_SECRET_*. open_model: makes the model of a task; raises InvalidFault or
-    ProviderFault. before_call: the deployment's ruling over a call. spool: what of this process waits for the
+    ProviderFault. before_call: the deployment's ruling over a call. how_ended: what this host knows of the end of a
+    worker that is gone, "" for nothing. spool: what of this process waits for the
     archive. drain: thrown when this process wants to end; attempts then stop between calls. drain_now: thrown when
     the soft limit is over; calls in hand are killed and rolled back.
     """
@@ -44,6 +45,7 @@ class Station:
     secrets: Mapping[str, str]
     open_model: Callable[[Task], Model]
     before_call: Hook = no_hook
+    how_ended: Callable[[str], str] = lambda worker: ""
     spool: Spool = field(default_factory=Spool)
     drain: Cancel = field(default_factory=Cancel)
     drain_now: Cancel = field(default_factory=Cancel)
