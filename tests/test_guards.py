@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +21,8 @@ from pydantic import BaseModel
 from world import ARCHIVE_ID, IMAGES, SOURCE, scripted
 from world import task as sample
 
+from scheduler.plan import Close, Ring, Seen, Slots, plan
+from scheduler.seal import seal
 from worker import attempt
 from worker.contract.cancel import Cancel
 from worker.contract.errors import ConflictFault, FencedFault, StoreFault
@@ -45,12 +49,15 @@ from worker.ledger import Ledger
 from worker.mailbox import Mailbox
 from worker.policy import ALLOW, Ruling
 from worker.prepare import prepare
+from worker.sandbox import shape
 from worker.sandbox.protocol import Command, Owner
+from worker.sandbox.sandbox import DockerSandbox
 from worker.station import Station, utc_now
 from worker.store import keys
 from worker.store.decisions import decide
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
+from worker.store.s3 import S3Archive
 from worker.tools.tool import Answer, ToolContext
 
 RUN = "run-0"
@@ -82,14 +89,17 @@ class Fetches:
 
 
 class HonestArchive(MemoryArchive):
-    """Notes what a segment names and is not there yet. losing: the next answer to a create of a segment is lost."""
+    """Notes what a segment names and is not there yet. losing: the next answer to a create of a segment is lost.
+    before: called with each key first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.holes: list[str] = []
         self.losing = False
+        self.before: Callable[[str], None] = lambda key: None
 
     def create(self, key: str, data: bytes | Path) -> bool:
+        self.before(key)
         made = super().create(key, data)
         if "/journal/" in key:
             lines = Journal(self, RUN)._segment(keys.segment_seq(key), None)  # type: ignore[arg-type]
@@ -221,6 +231,21 @@ def test_a_claim_that_meets_the_seal_is_not_made(place: Place) -> None:
     assert isinstance([record for record, _ in place.journal.read()][-1].event, Sealed)
 
 
+def test_a_scheduler_that_meets_the_seal_leaves_it(place: Place) -> None:
+    """The attempt ended the run while the scheduler closed its inbox: there is one seal, the attempt's."""
+    place.submit()
+    run = place.journal.load()
+
+    def first(key: str) -> None:
+        place.archive.before = lambda key: None
+        place.journal.append(run, [Sealed(outcome="no_change")], attempt=None, at=utc_now())
+
+    place.archive.before = first
+    ended = seal(place.station.archive, run, Close(RUN, "cancelled"), at=utc_now())
+    assert ended.sealed is not None
+    assert [event.outcome for event in place.events(Sealed)] == ["no_change"]
+
+
 def test_an_answer_that_was_lost_is_known_by_its_nonce(place: Place) -> None:
     """The commit took place, its answer was lost: tried again, it is found to be one's own, and stands once."""
     place.submit()
@@ -241,6 +266,18 @@ def test_after_a_regained_lease_the_journals_tail_is_looked_at(place: Place) -> 
     lease.current = False
     with pytest.raises(FencedFault, match="elsewhere"):
         ledger.check()
+
+
+def test_a_large_object_that_came_first_stays(moto: Settings, tmp_path: Path) -> None:
+    """Both writers saw the key free; whose last request comes second is told so."""
+    archive = S3Archive(f"s3://dawn/{uuid.uuid4().hex}", moto.model_copy(update={"s3_part_bytes": 5 * 2**20}))
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"1" * 6 * 2**20)
+    second.write_bytes(b"2" * 6 * 2**20)
+    archive.create("images/x.tar", first)
+    archive.size = lambda key: None  # type: ignore[method-assign]  # as it was before the first ended
+    assert not archive.create("images/x.tar", second)
+    assert archive.get("images/x.tar") == first.read_bytes()
 
 
 # Calls
@@ -324,6 +361,28 @@ def test_the_inbox_is_closed_before_the_seal(place: Place) -> None:
         Inbox(place.station.archive, RUN).put("message", by="ann", at=utc_now(), text="Hurry.")
 
 
+# The plan
+
+NOW = datetime(2026, 11, 30, 2, 0, tzinfo=UTC)
+
+
+def rung(runs: list[Seen], slots: Slots) -> int:
+    return sum(isinstance(decision, Ring) for decision in plan(NOW, runs, {"main": slots}))
+
+
+def test_a_doorbell_is_rung_for_a_free_slot_alone() -> None:
+    """Of four places one is free: one of three runs is rung."""
+    assert rung([Seen(name, "queued") for name in "abc"], Slots(total=4, free=1)) == 1
+
+
+def test_doorbells_that_nobody_answers_do_not_pile_up() -> None:
+    """With one place, free for ever, two more may be under way; a fourth would be one too many."""
+    waiting = [Seen(name, "queued") for name in "xyz"]
+    assert rung([Seen("a", "queued", rung_age_s=20), *waiting], Slots(total=1, free=1)) == 1
+    lost = [Seen(name, "queued", rung_age_s=20) for name in "abc"]
+    assert rung([*lost, *waiting], Slots(total=1, free=1)) == 0
+
+
 # What is left on an engine
 
 
@@ -355,3 +414,17 @@ def test_the_janitor_spares_the_current_attempt_alone(place: Place) -> None:
     now.commit(Sealed(outcome="cancelled"))
     sweep(place.station.archive, ARCHIVE_ID, place.station.sandbox)
     assert set(place.engine.things) == another
+
+
+@pytest.mark.docker
+def test_the_janitor_is_told_of_its_own_archive_alone(sandbox: DockerSandbox) -> None:
+    """Two deployments on one engine do not clear up after each other."""
+    mine, another = (Owner(archive, RUN, 1, "agent") for archive in ("guards-mine", "guards-another"))
+    names = {owner: f"dawnfleet-test-{owner.archive}" for owner in (mine, another)}
+    for owner, name in names.items():
+        sandbox._engine.create_volume(name, shape.labels(owner))
+    try:
+        assert sandbox.owned("guards-mine") == [(mine, f"volume:{names[mine]}")]
+    finally:
+        for name in names.values():
+            sandbox._engine.remove_volume(name)
