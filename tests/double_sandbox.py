@@ -248,7 +248,7 @@ def _fetch(files: dict[str, bytes], request: Mapping[str, Any]) -> tuple[int, by
     source = json.loads(files.pop("base/source"))
     files |= {f"repo/{path}": text.encode() for path, text in source.items()}
     files["base/start"] = canonical(source)
-    return 0, canonical({"commit": "0" * 40, "branch": "", "tracked": len(source), "notes": []})
+    return 0, canonical({"commit": "0" * 40, "branch": "", "tracked": len(source), "notes": [], "instructions": []})
 
 
 def _patch(files: dict[str, bytes], request: Mapping[str, Any]) -> tuple[int, bytes]:

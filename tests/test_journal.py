@@ -320,8 +320,8 @@ def test_a_changed_task_is_found(archive: CountingArchive, journal: Journal) -> 
 def test_a_newer_version_is_refused_and_not_called_damaged(archive: CountingArchive, journal: Journal) -> None:
     """A journal or task of a later schema asks for an upgrade (F47)."""
     write(journal, CLAIMED, CLAIMED)
-    damage(archive, keys.segment(RUN, 2), segment(archive, v=2, new_field=1))
-    with pytest.raises(VersionFault, match="version 2"):
+    damage(archive, keys.segment(RUN, 2), segment(archive, v=9, new_field=1))
+    with pytest.raises(VersionFault, match="version 9"):
         journal.load()
     damage(archive, keys.task(RUN), b'{"v":9}')
     with pytest.raises(VersionFault, match="version 9"):

@@ -16,6 +16,7 @@ from repositories import MIB, commit_all, git, tar_of
 
 from worker import prepare as prepare_module
 from worker.contract.errors import EnvironmentFault
+from worker.contract.events import SnapshotRef
 from worker.contract.redact import Redactor
 from worker.contract.task import Repo
 from worker.environments import find, recorded
@@ -58,6 +59,24 @@ def test_a_recorded_environment_is_found_by_digest(bench: Bench, source: Path) -
         prepared.baseline,
         prepared.image,
     )
+
+
+def test_what_the_repository_tells_agents_is_recorded_once(bench: Bench, source: Path) -> None:
+    """The journal has it masked, from the start folder up, and a later run takes it from the environment; a fork's
+    own `prepared` does not say it again."""
+    (source / "pkg").mkdir()
+    (source / "AGENTS.md").write_text("Use tabs.\n")
+    (source / "pkg" / "AGENTS.md").write_text("The password is swordfish-123.\n")
+    commit_all(source)
+    bench.redactor = Redactor({"DOOR": "swordfish-123"})
+    task = bench.task(bench.repo(source, path="pkg"))
+    first, second = bench.prepare(task), bench.prepare(task)
+    near, far = first.event().instructions
+    assert (near.path, far.path, far.text) == ("pkg/AGENTS.md", "AGENTS.md", "Use tabs.\n")
+    assert "swordfish" not in near.text
+    assert second.event().instructions == (near, far)
+    level_0 = SnapshotRef(listing="a" * 64, tree="b" * 64, object="c" * 64)
+    assert first.event(level_0).instructions == ()
 
 
 def test_a_losing_builder_takes_the_winners(bench: Bench, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

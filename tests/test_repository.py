@@ -121,7 +121,7 @@ def test_fetch_checks_out_the_start_commit(place: Place, source: Path) -> None:
     commit = git(source, "rev-parse", "HEAD")
     answer = place.fetch(packed_git(source / ".git"))
     assert len(answer.pop("print")) == 64
-    assert answer == {"commit": commit, "branch": "main", "tracked": 4, "notes": []}
+    assert answer == {"commit": commit, "branch": "main", "tracked": 4, "notes": [], "instructions": []}
     assert (place.base / "tracked").read_bytes() == b"b.bin\0f.txt\0ren.txt\0run.sh\0"
     assert (place.base / "commit").read_text().strip() == commit
     assert not (place.base / "source").exists()
@@ -322,6 +322,50 @@ def test_a_folder_keeps_what_it_ignores_on_disk_only(place: Place) -> None:
     ]
     assert answer["tracked"] == 4
     assert (place.repo / "deps" / "d.js").read_bytes() == b"d"
+
+
+# --- what a repository tells agents
+
+
+def told(place: Place, path: str, *members: tuple[str, bytes | str]) -> list[list[str]]:
+    """(path, text) of what is found when the work starts in that folder."""
+    (place.base / "source").write_bytes(tar_of(*members))
+    request = {"op": "fetch", "kind": "tarball", "ref": None, "caps": CAPS, "path": path}
+    found: list[list[str]] = place.run("repository", request)["instructions"]
+    return found
+
+
+def test_instructions_come_from_the_start_folder_and_those_above(place: Place) -> None:
+    """The nearest first; AGENTS.md before CLAUDE.md; no sibling's, no empty one, and none twice."""
+    found = told(
+        place,
+        "a/b/c",
+        ("AGENTS.md", b"root\n"),
+        ("CLAUDE.md", b"never read\n"),
+        ("a/AGENTS.md", b" \n"),
+        ("a/CLAUDE.md", "../AGENTS.md"),
+        ("a/b/c/CLAUDE.md", "notes.txt"),
+        ("a/b/c/notes.txt", b"near \xff\n"),
+        ("a/b/d/AGENTS.md", b"sibling\n"),
+    )
+    assert found == [["a/b/c/CLAUDE.md", "near \ufffd\n"], ["a/CLAUDE.md", "root\n"]]
+
+
+def test_instructions_are_cut_where_they_are_a_book(place: Place) -> None:
+    """32 KiB in all: the nearest is whole, the rest says how much is missing, on a whole character."""
+    near, far = b"n" * 32_765, "é".encode() * 50
+    found = told(place, "a", ("a/AGENTS.md", near), ("AGENTS.md", far))
+    assert found[0] == ["a/AGENTS.md", near.decode()]
+    assert found[1] == ["AGENTS.md", "é\n[... 97 more bytes of AGENTS.md are not shown here]"]
+
+
+@pytest.mark.parametrize("content", [b"\0binary", "/etc/hostname"])
+def test_what_is_no_text_of_the_repository_is_no_instruction(place: Place, content: bytes | str) -> None:
+    """Neither bytes nor a link that leads out are read."""
+    packed = tar_of(("f", b"x"), ("AGENTS.md", content), top="./")
+    (place.base / "source").write_bytes(packed)
+    request = {"op": "fetch", "kind": "folder", "ref": None, "caps": CAPS}
+    assert place.run("repository", request)["instructions"] == []
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from worker.contract.events import (
     Asked,
     Claimed,
     Event,
+    Instruction,
     Observation,
     Observed,
     Parked,
@@ -55,14 +56,23 @@ def task(commands: tuple[str, ...] = (), **limits: Any) -> Task:
 class Transcript:
     """One run's journal. Every append is one second after the one before."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, instructions: tuple[Instruction, ...] = ()) -> None:
         self.task = task
         self.run = Run()
         self.segments: list[list[Record]] = []
         self._records: list[Record] = []
         self.commit(Submitted(by="test"))
         self.commit(Claimed(worker="w", engine="e", lane="batch"))
-        self.commit(Prepared(environment_key="k", environment="a" * 64, commit="c", image="i", reused=False))
+        self.commit(
+            Prepared(
+                environment_key="k",
+                environment="a" * 64,
+                commit="c",
+                image="i",
+                reused=False,
+                instructions=instructions,
+            )
+        )
 
     def records(self) -> Sequence[Record]:
         return self._records

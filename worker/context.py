@@ -18,6 +18,7 @@ from worker.contract.events import (
     FedBack,
     Observation,
     Observed,
+    Prepared,
     Record,
     Replied,
     Reply,
@@ -88,6 +89,7 @@ class Transcript:
         self._results: dict[str, ToolResult] = {}
         self._held: list[str] = []
         self._starts: dict[int, int] = {}
+        self._head = 1
         self._append(UserMessage(valid(_opening(self._task))))
 
     def follow(self, records: Sequence[Record]) -> None:
@@ -134,6 +136,10 @@ class Transcript:
         self._run = self._run.after(record, "")
         self.repeats.see(record)
         match record.event:
+            case Prepared(instructions=files) if files:
+                told = "\n".join(json.dumps(file.model_dump(), ensure_ascii=False) for file in files)
+                self._append(UserMessage(valid(text("instructions", files=told))))
+                self._head += 1
             case Replied() as replied:
                 self._starts[replied.step] = len(self._messages)
                 self._reply(replied)
@@ -151,10 +157,9 @@ class Transcript:
         self._bytes += _size(message)
 
     def _compact(self, through: int, summary: str) -> None:
-        opening, *rest = self._messages
-        kept = rest[self._starts.get(through, len(self._messages)) - 1 :]
+        head, kept = self._messages[: self._head], self._messages[self._starts.get(through, len(self._messages)) :]
         self._messages, self._bytes, self._starts = [], self._overhead_bytes, {}
-        for message in (opening, UserMessage(valid(summary)), *kept):
+        for message in (*head, UserMessage(valid(summary)), *kept):
             self._append(message)
 
     def _reply(self, event: Replied) -> None:

@@ -42,7 +42,7 @@ class Prepared:
         return self.environment.key
 
     def event(self, snapshot: SnapshotRef | None = None) -> PreparedEvent:
-        """How a journal records it. snapshot: a fork's own level 0."""
+        """How a journal records it. snapshot: a fork's own level 0; its conversation has the instructions already."""
         return PreparedEvent(
             environment_key=self.key,
             environment=self.digest,
@@ -52,6 +52,7 @@ class Prepared:
             reused=self.reused,
             duration_ms=self.duration_ms,
             snapshot=snapshot,
+            instructions=self.environment.instructions if snapshot is None else (),
         )
 
 

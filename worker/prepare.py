@@ -18,7 +18,7 @@ from worker import checks, environments, toolbox
 from worker.contract.cancel import Cancel
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, InvalidFault, NotFoundFault
-from worker.contract.events import canonical, digest
+from worker.contract.events import Instruction, canonical, digest
 from worker.contract.redact import Redactor
 from worker.contract.task import Task
 from worker.environments import Prepared
@@ -30,8 +30,8 @@ from worker.toolbox import Cancelled, ToolboxProblem
 from worker.tools.output import clip_start, lines
 from worker.tools.shell import shell
 
-RECIPE: Final = 2
-"""Raise it when our programs lay an environment down differently: every key changes with it."""
+RECIPE: Final = 3
+"""Raise it when our programs lay an environment down, or tell of it, differently: every key changes with it."""
 REPO_SECRET: Final = "DAWN_REPO_SECRET"
 SETUP_IMAGE: Final = "dawnfleet/prepared"
 RESOLVE_TIMEOUT_S: Final = 120
@@ -194,6 +194,10 @@ class _Preparation:
             tree=level_0.tree,
             tracked=built.fetched["tracked"],
             notes=tuple(self.redactor.text(note) for note in built.fetched["notes"]),
+            instructions=tuple(
+                Instruction(path=self.redactor.text(path), text=self.redactor.text(text))
+                for path, text in built.fetched["instructions"]
+            ),
         )
         level_0.path.unlink()
         self.archive.create(keys.environment(key), canonical(environment.model_dump(mode="json")))

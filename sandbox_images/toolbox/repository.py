@@ -5,7 +5,8 @@
 (JSON: path, commit). Refuses to leave credentials in either.
 
 Operations: resolve (url, ref), fetch (kind, url, ref or commit and branch, caps), and prove (print), which says
-whether base is still as fetch left it: its answer's `print`.
+whether base is still as fetch left it: its answer's `print`. What fetch found of instructions for agents is its
+answer's `instructions`: (path, text), nearest first.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from cleangit import (
     serve,
     tree_entries,
 )
+from instructions import instructions
 from remotes import Remote, Start, open_packed, open_url
 from submodules import Submodule, check_out_submodules
 from unpack import CHUNK_BYTES, Caps, unpack
@@ -77,7 +79,14 @@ def fetch(request: dict[str, Any]) -> dict[str, Any]:
         raise Problem("repository", f"the repository has no folder {path!r}")
     tracked = _write_base(start.commit, submodules)
     notes += _lfs_notes()
-    return {"commit": start.commit, "branch": start.branch, "tracked": tracked, "notes": notes, "print": _print()}
+    return {
+        "commit": start.commit,
+        "branch": start.branch,
+        "tracked": tracked,
+        "notes": notes,
+        "instructions": instructions(str(REPO), path),
+        "print": _print(),
+    }
 
 
 def prove(request: dict[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def full(record: Record) -> str:
     match record.event:
         case Submitted() as event:
             return f"submitted by {event.by}"
+        case Prepared() as event:
+            return "\n".join([short(record), *(f"{file.path} says\n{file.text}" for file in event.instructions)])
         case Replied() as event:
             reply = event.reply
             said = [f"step {event.step} ({event.phase}, {reply.stop}, {reply.usage.output_tokens} tokens out)"]

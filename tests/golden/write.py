@@ -53,6 +53,7 @@ REPLY = e.Reply(
     native=[{"type": "thinking", "signature": "QUJD+/==", "n": 1.5, "none": None}],
 )
 CHECK = e.CheckResult(name="tests", status="red", exit_code=1, duration_ms=20, blob=SHA[1], tail="1 failed")
+INSTRUCTION = e.Instruction(path="packages/cart/AGENTS.md", text="Use tabs.\n")
 FAILURE = e.Failure(cls="limit", reason="steps", detail="7 steps")
 SNAPSHOT = e.SnapshotRef(listing=SHA[2], tree=SHA[3], object=SHA[4], level=1, bytes=512)
 OBSERVATION = e.Observation(
@@ -79,6 +80,7 @@ EVENTS: Final[list[e.Event]] = [
         reused=True,
         duration_ms=9,
         snapshot=SNAPSHOT,
+        instructions=(INSTRUCTION,),
     ),
     e.Replied(step=1, phase="model", reply=REPLY, context_tokens=321, duration_ms=500),
     e.Called(call_id="c1"),
@@ -94,7 +96,7 @@ EVENTS: Final[list[e.Event]] = [
     e.Parked(waiting="approval", until=AT, detail="push"),
     e.Yielded(why="infra", failure=e.Failure(cls="infra", reason="engine"), not_before=AT),
     e.Unrecorded(cost_microusd=12, tokens=34, detail="answer lost"),
-    e.Compacted(through=1, summary="so far", usage=USAGE, cost_microusd=None),
+    e.Compacted(through=1, summary="so far", usage=USAGE, cost_microusd=None, price_source="genai-prices"),
     e.FedBack(text="still red", checks=(CHECK,)),
     e.Finished(text="gave up", failure=FAILURE),
     e.Verdict(
@@ -136,6 +138,7 @@ OBJECTS: Final[dict[str, Frozen]] = {
         tree=SHA[4],
         tracked=12,
         notes=("shallow",),
+        instructions=(INSTRUCTION,),
     ),
     "baseline.json": Baseline(checks=(CHECK,)),
     "inbox.json": Message(n=0, kind="message", by="me", at=AT, text="hurry"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from worker.contract.events import CheckResult, Digest
-from worker.contract.task import Frozen
+from worker.contract.events import CheckResult, Digest, Instruction
+from worker.contract.task import Frozen, later
 
-ENVIRONMENT_VERSION: Final = 1
+ENVIRONMENT_VERSION: Final = 2
+"""2 added `instructions`."""
+BASELINE_VERSION: Final = 1
 
 
 class PreparedEnvironment(Frozen):
@@ -18,9 +20,10 @@ class PreparedEnvironment(Frozen):
     stored_image: digest of an image under `images/`, None when it is not stored. snapshot: digest of the level 0, a
     blob beside env.json, of snapshot_bytes. listing, tree: digests of the workspace (see SnapshotRef). tracked:
     files of the start commit, those of submodules included. notes: what a person should know, one line each.
+    instructions: what the repository tells agents.
     """
 
-    v: Literal[1] = ENVIRONMENT_VERSION
+    v: Literal[1, 2] = ENVIRONMENT_VERSION
     key: Digest
     commit: str
     branch: str
@@ -34,6 +37,7 @@ class PreparedEnvironment(Frozen):
     tree: Digest
     tracked: int
     notes: tuple[str, ...] = ()
+    instructions: tuple[Instruction, ...] = later(())
 
 
 class Baseline(Frozen):
@@ -42,5 +46,5 @@ class Baseline(Frozen):
     Blobs of the results lie beside env.json.
     """
 
-    v: Literal[1] = ENVIRONMENT_VERSION
+    v: Literal[1] = BASELINE_VERSION
     checks: tuple[CheckResult, ...]

@@ -12,9 +12,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from worker.contract.task import Frozen
+from worker.contract.reply import Reply as Reply
+from worker.contract.reply import ToolCall as ToolCall
+from worker.contract.reply import Usage as Usage
+from worker.contract.task import Frozen, later
 
-JOURNAL_VERSION: Final = 1
+JOURNAL_VERSION: Final = 2
+"""2 added `instructions` to `prepared` and `price_source` to `compacted`."""
+
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, 64 lower-case hex digits."""
@@ -50,47 +55,6 @@ class Failure(Frozen):
 
     def __str__(self) -> str:
         return f"{self.cls}/{self.reason}"
-
-
-class Usage(Frozen):
-    """Tokens of one reply. input_tokens excludes what was read from or written to the provider's cache."""
-
-    input_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    output_tokens: int = 0
-
-    @property
-    def total(self) -> int:
-        """All tokens of the reply, in and out."""
-        return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens + self.output_tokens
-
-
-class ToolCall(Frozen):
-    """id is ours and unique in the run; original_id is the provider's; arguments is the raw JSON text."""
-
-    id: str
-    original_id: str = ""
-    name: str
-    arguments: str
-
-
-class Reply(Frozen):
-    """What a model answered. native: the provider's content, value-identical, to be sent back as it came.
-
-    stop: end (finished talking), calls, length (cut: nothing of it is executed), refusal, content_filter.
-    cost_microusd: millionths of a US dollar, None when the price is unknown (never 0 for unknown).
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    stop: Literal["end", "calls", "length", "refusal", "content_filter"] = "end"
-    usage: Usage = Usage()
-    cost_microusd: int | None = None
-    price_source: str = ""
-    model: str = ""
-    native: Any = None
 
 
 class SnapshotRef(Frozen):
@@ -153,6 +117,14 @@ class PlanItem(Frozen):
     status: Literal["todo", "doing", "done"] = "todo"
 
 
+class Instruction(Frozen):
+    """A file in which the repository speaks to agents. path: below the repository; text: masked, cut where all of
+    them together are too long."""
+
+    path: str
+    text: str
+
+
 class Submitted(Frozen):
     """The first line of a journal. A fork names its parent, the segment it was forked at and that line's hash; what
     stands after it in segment 0 was copied from the parent (see fork.py)."""
@@ -179,7 +151,8 @@ class Claimed(Frozen):
 
 class Prepared(Frozen):
     """environment: digest of env.json; takeover, verdict and fork use digests, never the key. snapshot: the level 0
-    of its own that a fork begins with; None for a run that starts from the environment's."""
+    of its own that a fork begins with; None for a run that starts from the environment's. instructions: nearest to
+    the start folder first; a fork has them from its parent."""
 
     type: Literal["prepared"] = "prepared"
     environment_key: str
@@ -190,6 +163,7 @@ class Prepared(Frozen):
     reused: bool
     duration_ms: int = 0
     snapshot: SnapshotRef | None = None
+    instructions: tuple[Instruction, ...] = later(())
 
 
 class Replied(Frozen):
@@ -276,13 +250,15 @@ class Unrecorded(Frozen):
 
 
 class Compacted(Frozen):
-    """The context before step `through` is replaced by summary."""
+    """The context before step `through` is replaced by summary. An empty summary replaces nothing: what the model
+    wrote was of no use, and only its cost counts."""
 
     type: Literal["compacted"] = "compacted"
     through: int
     summary: str
     usage: Usage = Usage()
     cost_microusd: int | None = None
+    price_source: str = later("")
 
 
 class FedBack(Frozen):
@@ -358,7 +334,7 @@ class Record(Frozen):
     prev: SHA-256 of the line before, without its newline (for the very first: of task.json).
     """
 
-    v: Literal[1] = JOURNAL_VERSION
+    v: Literal[1, 2] = JOURNAL_VERSION
     run: str
     seq: int
     at: str

@@ -5,18 +5,35 @@ A Task is written once, at submit, as `runs/<run>/task.json`, and never changes 
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-TASK_VERSION: Final = 1
+TASK_VERSION: Final = 2
+"""2 added `tools`; a task without any is still written as 1."""
+
+TOOL_NAMES: Final = frozenset(
+    {
+        *("list_files", "read_file", "search", "write_file", "edit_file"),
+        *("run_command", "run_checks", "read_output", "update_plan", "ask_person"),
+    }
+)
+"""Of our own tools (worker/tools/toolset.py)."""
+SCHEMA_CHARS_MAX: Final = 32 * 2**10
 
 
 class Frozen(BaseModel):
     """Every stored noun: immutable, unknown fields refused (a newer writer must bump the version)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def later(default: Any) -> Any:
+    """A field that an earlier version did not have: written only where it says something, so that what was written
+    then stays the same bytes."""
+    return Field(default=default, exclude_if=lambda value: value == default)
 
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -124,6 +141,59 @@ class ForkPoint(Frozen):
     message: str = ""
 
 
+class OwnTool(Frozen):
+    """A tool that a task brings for its model.
+
+    description: one line, for the model. arguments: JSON Schema (2020-12) of the arguments object. command: a script
+    for the shell of the task's image, run in the folder the run starts in, with the arguments as one JSON document on
+    its standard input. effect: read (the workspace is mounted read-only), write, or outside: it writes and has the
+    network, is on record before it starts, and is not run again when its worker dies.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    description: Annotated[str, Field(pattern=r"^\S.*$", max_length=1_024)]
+    arguments: dict[str, JsonValue]
+    command: Annotated[str, Field(min_length=1, max_length=64 * 2**10)]
+    effect: Literal["read", "write", "outside"] = "write"
+
+    @field_validator("name")
+    @classmethod
+    def _free(cls, name: str) -> str:
+        if name in TOOL_NAMES:
+            raise ValueError(f"{name} is a tool of Dawnfleet's own; take another name")
+        return name
+
+    @field_validator("command")
+    @classmethod
+    def _no_nul(cls, command: str) -> str:
+        if "\0" in command:
+            raise ValueError("a shell script cannot hold a NUL character")
+        return command
+
+    @field_validator("arguments")
+    @classmethod
+    def _schema(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        from worker.contract.schema import matcher
+
+        if arguments.get("type") != "object":
+            raise ValueError("must describe an object: begin with `type: object`")
+        if len(json.dumps(arguments)) > SCHEMA_CHARS_MAX:
+            raise ValueError(f"is longer than {SCHEMA_CHARS_MAX} characters as JSON, and the model pays for each")
+        matcher(arguments)
+        return arguments
+
+
+def distinct_tools(tools: tuple[OwnTool, ...]) -> tuple[OwnTool, ...]:
+    """The tools, or ValueError that names those of one name."""
+    names = [tool.name for tool in tools]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"tool names must differ: {', '.join(twice)}")
+    return tools
+
+
+OwnTools = Annotated[tuple[OwnTool, ...], Field(max_length=32), AfterValidator(distinct_tools)]
+
+
 class PolicyRule(Frozen):
     """What becomes of a call of `tool` (`*`: of any) in which `pattern` is found.
 
@@ -157,9 +227,10 @@ class Task(Frozen):
     `anthropic/NAME`, `openai/NAME`. script: text of the script when model is scripted. without_tools: names of tools
     that the model is not offered. fork: where it begins, None for the start commit. policy: rules over calls, the
     first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
+    tools: the task's own, beside ours.
     """
 
-    v: Literal[1] = TASK_VERSION
+    v: Literal[1, 2] = 1
     run: str
     batch: str
     target: str
@@ -177,6 +248,7 @@ class Task(Frozen):
     fork: ForkPoint | None = None
     policy: tuple[PolicyRule, ...] = ()
     on_ask: OnAsk = "park"
+    tools: OwnTools = later(())
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:
