@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import wait_for
@@ -349,23 +349,75 @@ def test_image_without_shell_is_an_environment_fault(sandbox: DockerSandbox) -> 
         sandbox._engine._api.remove_image(image)
 
 
-def test_volumes_an_image_declares_go_with_its_calls(sandbox: DockerSandbox) -> None:
-    """The engine makes a nameless volume for each; none is left."""
+@pytest.fixture
+def declaring(sandbox: DockerSandbox) -> Iterator[Callable[[str], str]]:
+    """Makes an image with a file at /data/kept that declares a volume; all of them are gone afterwards."""
     api = sandbox._engine._api
-    container = api.create_container_from_config({"Image": sandbox.image_id("python")})["Id"]
-    image = api.commit(container, "dawnfleet-test", owner().run, changes=["VOLUME /data"])["Id"]
+    body = {"Image": sandbox.image_id("python"), "Cmd": ["sh", "-c", "mkdir -m 777 /data && echo kept >/data/kept"]}
+    container = api.create_container_from_config(body)["Id"]
+    api.start(container)
+    api.wait(container)
+    made: list[str] = []
+
+    def declare(path: str) -> str:
+        made.append(api.commit(container, "dawnfleet-test", owner().run, changes=[f"VOLUME {path}"])["Id"])
+        return made[-1]
+
+    yield declare
     api.remove_container(container)
-    mine = owner()
-    try:
-        with sandbox.workspace(mine, image, SMALL) as workspace:
-            mounts = api.inspect_container(parked(workspace)[0])["Mounts"]
-            nameless = [mount["Name"] for mount in mounts if mount["Destination"] == "/data"]
-            Shell(workspace).run("true")
-        assert nameless
-        left = {volume["Name"] for volume in api.volumes()["Volumes"] or []}
-        assert not left & set(nameless)
-    finally:
+    for image in made:
         api.remove_image(image)
+
+
+def test_a_volume_an_image_declares_is_read_only(sandbox: DockerSandbox, declaring: Callable[[str], str]) -> None:
+    """What the image has there can be read; nobody writes to a disk without a limit, root and setup included."""
+    api = sandbox._engine._api
+    mine, other = owner(), owner(role="prepare")
+    image = declaring("/data")
+    with sandbox.workspace(mine, image, SMALL) as workspace:
+        shell = Shell(workspace)
+        for root in (False, True):
+            text = shell.text("cat /data/kept; touch /data/x", root=root)
+            assert text.startswith("kept\n")
+            assert "Read-only file system" in text
+        assert shell.run("cat /data/kept", writes=False).exit_code == 0
+    with sandbox.workspace(other, image, SMALL) as workspace:
+        result, made = workspace.commit_image(Command(b"touch /data/x"), tag="dawnfleet-test:no", cancel=Cancel())
+        assert (result.exit_code, made) == (1, "")
+    left = {volume["Name"] for volume in api.volumes()["Volumes"] or []}
+    assert not [name for name in left if mine.run in name or other.run in name]
+
+
+def test_volumes_an_image_declares_are_ours_to_clear_up(
+    sandbox: DockerSandbox, declaring: Callable[[str], str]
+) -> None:
+    """Each carries the owner's labels, no nameless one is made, and all go with the workspace."""
+    api = sandbox._engine._api
+    mine = owner()
+    with sandbox.workspace(mine, declaring("/data"), SMALL) as workspace:
+        mounts = {mount["Destination"]: mount for mount in api.inspect_container(parked(workspace)[0])["Mounts"]}
+        assert set(mounts) == {"/workspace", "/data"}
+        ours = {name.removeprefix("volume:") for found, name in sandbox.owned(mine.archive) if found == mine}
+        assert {mount["Name"] for mount in mounts.values()} <= ours
+    assert mine not in {found for found, _ in sandbox.owned(mine.archive)}
+
+
+@pytest.mark.parametrize(("path", "works"), [("/tmp", True), ("/workspace/repo", False), ("/run", False)])
+def test_a_volume_in_the_way_of_ours_is_said(
+    sandbox: DockerSandbox, declaring: Callable[[str], str], path: str, works: bool
+) -> None:
+    """Where we mount something anyway nothing changes; one that would hide the repository is refused by its name."""
+    image = declaring(path)
+    if works:
+        with sandbox.workspace(owner(), image, SMALL) as workspace:
+            assert Shell(workspace).text("touch /tmp/x && echo writable") == "writable\n"
+        return
+    with (
+        pytest.raises(EnvironmentFault, match=f"a volume at {path}") as caught,
+        sandbox.workspace(owner(), image, SMALL),
+    ):
+        pass
+    assert caught.value.reason == "image"
 
 
 def test_image_with_sh_cat_and_head_alone_is_enough(sandbox: DockerSandbox) -> None:

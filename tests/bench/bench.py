@@ -74,6 +74,7 @@ def measure_calls(sandbox: DockerSandbox, rounds: int) -> Times:
                 workspace._volume,
                 Limits(),
                 entrypoint=calls.ENTRYPOINT,
+                image_volumes={},
                 network=network,
                 writes=True,
                 root=False,

@@ -151,10 +151,11 @@ class Engine:
         self.id: str = info["ID"]
         self.cpus: int = info["NCPU"]
 
-    def create(self, body: Mapping[str, Any]) -> str:
-        """The id of a new container. body: as the engine's API wants it (shape.py makes it)."""
+    def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """The id of a new container. body: as the engine's API wants it (shape.py makes it). By its name a container
+        is found whose creation was never answered."""
         with _door("create a container", image=str(body["Image"])):
-            return str(self._api.create_container_from_config(dict(body))["Id"])
+            return str(self._api.create_container_from_config(dict(body), name)["Id"])
 
     def attach(self, container: str) -> Stream:
         """Its stdin and output, from now on: attach before the start, or the first bytes are lost."""
@@ -196,7 +197,8 @@ class Engine:
         return State(int(state["ExitCode"]), bool(state["OOMKilled"]))
 
     def remove_container(self, container: str) -> None:
-        """Remove it, alive or not; already gone is success. A removal that races its end answers 409 or 500."""
+        """Remove it (id or name), alive or not; already gone is success. A removal that races its end answers 409 or
+        500."""
         self._remove("container", lambda: self._api.remove_container(container, v=True, force=True))
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> None:

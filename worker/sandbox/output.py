@@ -49,9 +49,9 @@ class Spool:
     def close(self) -> Output:
         """Finish the file and say what is in it."""
         turned = (self._total - self._head) % (self._cap - self._head) if self._total > self._cap else 0
-        if turned:
-            self._turn(self._head + turned)
-        self._file.close()
+        with self._file:
+            if turned:
+                self._turn(self._head + turned)
         kept = min(self._total, self._cap)
         return Output(self.path, self._total, kept, self._head if self._total > self._cap else kept)
 

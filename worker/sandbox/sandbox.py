@@ -3,14 +3,14 @@ what it left behind is found by its labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Final
+from typing import Any, Final
 
 from worker.contract.errors import ConflictFault, EngineFault, EnvironmentFault, Fault, UsageFault
 from worker.contract.settings import Settings
@@ -54,12 +54,16 @@ class DockerSandbox:
 
     @contextmanager
     def workspace(self, owner: Owner, image: str, limits: Limits) -> Iterator[DockerWorkspace]:
-        image_id = self.image_id(image)
-        with self._prepared.hold(image_id), self._opened(owner, image, image_id, limits) as workspace:
+        found = self._found(image)
+        volumes = shape.image_volumes((found.get("Config") or {}).get("Volumes") or ())
+        image_id = str(found["Id"])
+        with self._prepared.hold(image_id), self._opened(owner, image, image_id, limits, volumes) as workspace:
             yield workspace
 
     @contextmanager
-    def _opened(self, owner: Owner, image: str, image_id: str, limits: Limits) -> Iterator[DockerWorkspace]:
+    def _opened(
+        self, owner: Owner, image: str, image_id: str, limits: Limits, image_volumes: Sequence[str]
+    ) -> Iterator[DockerWorkspace]:
         spool = Path(mkdtemp(dir=self._spool))
         workspace = DockerWorkspace(
             self._engine,
@@ -71,6 +75,7 @@ class DockerSandbox:
             toolbox=self.image_id("toolbox"),
             limits=limits,
             ca_bundle=self._ca_bundle,
+            image_volumes=image_volumes,
         )
         try:
             workspace.open()
@@ -117,6 +122,10 @@ class DockerSandbox:
         return self._prepared.trim(most_bytes)
 
     def image_id(self, image: str) -> str:
+        return str(self._found(image)["Id"])
+
+    def _found(self, image: str) -> Mapping[str, Any]:
+        """What the engine knows of an image. Raises EnvironmentFault("image") with a hint."""
         reference = _reference(image)
         found = self._engine.image(reference)
         if found is None:
@@ -126,7 +135,7 @@ class DockerSandbox:
                 f"the engine has no image {reference}",
                 hint="`dawn images build` makes it" if ours else f"`docker pull {reference}` may bring it",
             )
-        return str(found["Id"])
+        return found
 
     def owned(self, archive: str) -> list[tuple[Owner, str]]:
         marked = self._engine.labelled({shape.LABEL: "1", f"{shape.LABEL}.archive": archive})

@@ -6,11 +6,13 @@ Secrets and variables are not here: they travel on the stream, so that `docker i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from posixpath import normpath
 from typing import Any, Final
 
+from worker.contract.errors import EnvironmentFault
 from worker.contract.task import Limits
 from worker.sandbox.protocol import Owner, Role
 
@@ -19,6 +21,9 @@ AGENT_UID: Final = 1000
 MIB: Final = 2**20
 STREAM_DIR: Final = "/run/dawnfleet"
 """A folder no image has, for what arrives on the stream: a tmpfs there gets exactly the mode it is given."""
+WORKSPACE: Final = "/workspace"
+MOUNTED: Final = (WORKSPACE, STREAM_DIR, "/tmp", "/dev/shm")
+"""Where something of ours lies over the image."""
 STREAM_BYTES: Final = 64 * MIB
 SHM_BYTES: Final = 64 * MIB
 NOFILE: Final = 16_384
@@ -61,17 +66,25 @@ def call(
     limits: Limits,
     *,
     entrypoint: Sequence[str],
+    image_volumes: Mapping[str, str],
     network: str,
     writes: bool,
     root: bool,
     cpus: int,
 ) -> dict[str, Any]:
-    """A container for one call. network: `none`, `bridge` or `container:<keeper>`. cpus: what the engine has."""
+    """A container for one call. image_volumes: path that the image declares as a volume -> volume to mount there.
+    network: `none`, `bridge` or `container:<keeper>`. cpus: what the engine has."""
     body = _body(owner, image, volume, entrypoint, limits.memory_bytes, limits.pids)
     host = body["HostConfig"]
     host["NetworkMode"] = network
     host["NanoCpus"] = int(min(limits.cpus, cpus) * 1e9)
     host["Mounts"][0]["ReadOnly"] = not writes
+    # Left to the engine each were a nameless volume: writable, and on the disk that all share. Like the root they are
+    # read-only instead; the engine lays down what the image has there.
+    host["Mounts"] += [
+        {"Type": "volume", "Source": volume, "Target": path, "ReadOnly": True}
+        for path, volume in image_volumes.items()
+    ]
     # A file larger than the whole workspace may be is never right, and a full disk hurts everybody.
     host["Ulimits"].append(_ulimit("fsize", limits.workspace_bytes))
     uid = 0 if root else AGENT_UID
@@ -88,7 +101,14 @@ def call(
 
 
 def setup(
-    owner: Owner, image: str, volume: str, limits: Limits, *, entrypoint: Sequence[str], cpus: int
+    owner: Owner,
+    image: str,
+    volume: str,
+    limits: Limits,
+    *,
+    entrypoint: Sequence[str],
+    image_volumes: Mapping[str, str],
+    cpus: int,
 ) -> dict[str, Any]:
     """A root container with network whose filesystem is to become an image: the only one that may write its root.
 
@@ -96,7 +116,16 @@ def setup(
     """
     wide = limits.model_copy(update={"tmpfs_bytes": max(limits.tmpfs_bytes, limits.memory_bytes // 2)})
     body = call(
-        owner, image, volume, wide, entrypoint=entrypoint, network="bridge", writes=True, root=True, cpus=cpus
+        owner,
+        image,
+        volume,
+        wide,
+        entrypoint=entrypoint,
+        image_volumes=image_volumes,
+        network="bridge",
+        writes=True,
+        root=True,
+        cpus=cpus,
     )
     body["HostConfig"] |= {"ReadonlyRootfs": False, "CapAdd": list(SETUP_CAPABILITIES)}
     return body
@@ -112,6 +141,20 @@ def keeper(owner: Owner, image: str, volume: str, *, entrypoint: Sequence[str]) 
         "Tmpfs": {"/tmp": f"rw,noexec,nosuid,nodev,size={64 * MIB},nr_inodes=1000,mode=1777"},
     }
     return body
+
+
+def image_volumes(declared: Iterable[str]) -> list[str]:
+    """Of the paths that an image declares as volumes, those where nothing of ours is mounted. Raises
+    EnvironmentFault("image") for one that would hide the workspace, or a folder that a mount of ours must be made in.
+    """
+    found = []
+    for path in sorted({normpath(f"/{path.lstrip('/')}") for path in declared} - set(MOUNTED)):
+        if path.startswith(f"{WORKSPACE}/") or any(ours.startswith(f"{path.rstrip('/')}/") for ours in MOUNTED):
+            raise EnvironmentFault(
+                "image", f"the image declares a volume at {path}, where {WORKSPACE} or a folder of ours is mounted"
+            )
+        found.append(path)
+    return found
 
 
 def image_changes() -> list[str]:
@@ -159,7 +202,7 @@ def _body(
                 {
                     "Type": "volume",
                     "Source": volume,
-                    "Target": "/workspace",
+                    "Target": WORKSPACE,
                     "ReadOnly": False,
                     # An image that has files at /workspace must not fill the volume with them.
                     "VolumeOptions": {"NoCopy": True},

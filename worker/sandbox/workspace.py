@@ -52,7 +52,9 @@ class DockerWorkspace:
         toolbox: str,
         limits: Limits,
         ca_bundle: bytes,
+        image_volumes: Sequence[str] = (),
     ) -> None:
+        """image_volumes: paths that the image declares as volumes."""
         self._engine = engine
         self._threads = threads
         self._spool = spool
@@ -62,7 +64,9 @@ class DockerWorkspace:
         self._limits = limits
         self._ca_bundle = ca_bundle
         self._names = count()
+        self._containers = count()
         self._volume = f"dawnfleet-{owner.run}-{owner.claim}-{owner.role}-{secrets.token_hex(4)}"
+        self._image_volumes = {path: f"{self._volume}-image-{number}" for number, path in enumerate(image_volumes)}
         self._keeper_box: Box | None = None
         self._keeper: Keeper
         self._free_bytes = 0
@@ -73,7 +77,8 @@ class DockerWorkspace:
 
     def open(self) -> None:
         """Make the volume and its keeper. Whatever fails, `close` removes what was made."""
-        self._engine.create_volume(self._volume, shape.labels(self._owner))
+        for volume in self._volumes():
+            self._engine.create_volume(volume, shape.labels(self._owner))
         body = shape.keeper(self._owner, self._toolbox, self._volume, entrypoint=KEEPER_ENTRYPOINT)
         self._keeper_box = self._start(body)
         # Its interpreter needs a quarter of a second: the first call's container is made meanwhile.
@@ -93,7 +98,7 @@ class DockerWorkspace:
     def close(self) -> None:
         """Remove every container and the volume. Raises EngineFault when something may be left."""
         faults: list[Fault] = []
-        for step in (self._settle, self._pool.close, self._close_keeper, self._remove_volume):
+        for step in (self._settle, self._pool.close, self._close_keeper, self._remove_volumes):
             try:
                 step()
             except Fault as fault:
@@ -152,6 +157,7 @@ class DockerWorkspace:
             self._volume,
             self._limits,
             entrypoint=calls.ENTRYPOINT,
+            image_volumes=self._image_volumes,
             cpus=self._engine.cpus,
         )
         box = self._start(body)
@@ -197,7 +203,8 @@ class DockerWorkspace:
             assert ending.exit_code is not None
             state = self._settle() if command.proven or ending.exit_code >= ENGINE_DECIDES else None
             if command.proven and state is not None:
-                ending = replace(ending, exit_code=state.exit_code)
+                # They agree, unless the call forged its own or the engine lost count: green only where both say so.
+                ending = replace(ending, exit_code=state.exit_code or ending.exit_code)
             killed = bool(ending.oom_kills) or (state is not None and state.oom_killed)
             if killed and ending.exit_code:
                 return result("oom", self._out_of_memory())
@@ -268,6 +275,7 @@ class DockerWorkspace:
             self._volume,
             self._limits,
             entrypoint=calls.ENTRYPOINT,
+            image_volumes=self._image_volumes if kind.kind == "shell" else {},
             network=network,
             writes=kind.writes,
             root=root,
@@ -275,17 +283,17 @@ class DockerWorkspace:
         )
 
     def _start(self, body: Mapping[str, Any]) -> Box:
-        """Create, attach, start; on any error nothing is left."""
-        container = self._engine.create(body)
-        box = None
+        """Create, attach, start; on any error nothing is left, also of a creation whose answer was lost."""
+        name, box = f"{self._volume}-{next(self._containers)}", None
         try:
+            container = self._engine.create(name, body)
             box = Box(container, self._engine.attach(container))
             self._engine.start(container, image=str(body["Image"]))
         except BaseException:
             if box is not None:
                 box.stream.close()
             with suppress(Fault):
-                self._engine.remove_container(container)
+                self._engine.remove_container(name)
             raise
         return box
 
@@ -309,8 +317,12 @@ class DockerWorkspace:
             self._keeper_box.stream.close()
             self._engine.remove_container(self._keeper_box.container)
 
-    def _remove_volume(self) -> None:
-        self._engine.remove_volume(self._volume)
+    def _volumes(self) -> list[str]:
+        return [self._volume, *self._image_volumes.values()]
+
+    def _remove_volumes(self) -> None:
+        for volume in self._volumes():
+            self._engine.remove_volume(volume)
 
     def _path(self, suffix: str) -> Path:
         return self._spool / f"{next(self._names)}.{suffix}"
