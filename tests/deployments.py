@@ -169,6 +169,15 @@ class Deployment:
         return [program("dawn"), *map(str, words)]
 
 
+def s3_environment(settings: Settings) -> dict[str, str]:
+    """What tells a deployment where its bucket is."""
+    return {
+        "DAWN_S3_ENDPOINT_URL": str(settings.s3_endpoint_url),
+        "DAWN_S3_ACCESS_KEY_ID": str(settings.s3_access_key_id),
+        "DAWN_S3_SECRET_ACCESS_KEY": str(settings.s3_secret_access_key),
+    }
+
+
 def worker_process(worker: str) -> int:
     """Process id of a worker, from the name under which it claimed."""
     return int(worker.rpartition("-")[2])

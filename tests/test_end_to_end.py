@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import wait_for
-from deployments import Deployment, worker_process
+from deployments import Deployment, s3_environment, worker_process
 from model_server import ModelServer
 from repositories import commit_all, git, tar_of
 
@@ -272,14 +272,6 @@ def test_a_killed_command_is_finished_by_the_next(deployment: Deployment, tmp_pa
     assert after[: len(before)] == before
     assert [event.type for event in after].count("observed") == 2
     assert deployment.left() == []
-
-
-def s3_environment(settings: Settings) -> dict[str, str]:
-    return {
-        "DAWN_S3_ENDPOINT_URL": str(settings.s3_endpoint_url),
-        "DAWN_S3_ACCESS_KEY_ID": str(settings.s3_access_key_id),
-        "DAWN_S3_SECRET_ACCESS_KEY": str(settings.s3_secret_access_key),
-    }
 
 
 def test_a_whole_run_on_an_archive_in_a_bucket(seaweed: Settings, tmp_path: Path) -> None:
