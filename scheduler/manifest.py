@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from worker.contract.errors import InvalidFault
 from worker.contract.places import Document, Problem, read
-from worker.contract.task import Check, Environment, Frozen, Limits, OnAsk, PolicyRule, Repo
+from worker.contract.task import Check, Environment, Frozen, Limits, OnAsk, OwnTool, OwnTools, PolicyRule, Repo, later
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
@@ -85,6 +85,7 @@ class Manifest(Frozen):
     limits: Limits = Limits()
     policy: tuple[PolicyRule, ...] = ()
     on_ask: OnAsk = "park"
+    tools: OwnTools = later(())
 
     @field_validator("checks")
     @classmethod
@@ -136,17 +137,29 @@ def named_checks(value: Any) -> Any:
     return [_named(check) if isinstance(check, str) else check for check in value]
 
 
-def load(path: Path, defaults: Limits) -> Loaded:
+def load(path: Path, defaults: Limits, tools: Sequence[OwnTool] = ()) -> Loaded:
     """Read and validate a manifest file. Raises ManifestFault with every mistake, InvalidFault when unreadable."""
+    return parse(_text(path, "a manifest"), str(path), path.resolve().parent, defaults, tools)
+
+
+def load_tools(path: Path | None) -> tuple[OwnTool, ...]:
+    """The deployment's tools: a YAML list, as `tools` of a manifest. Raises like load."""
+    if path is None:
+        return ()
+    document = read(_text(path, "a list of tools"))
+    problems = list(document.problems)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise InvalidFault(f"cannot read {path}: {error}", hint="name a manifest in YAML, UTF-8") from error
-    return parse(text, str(path), path.resolve().parent, defaults)
+        tools = TypeAdapter(OwnTools).validate_python(document.data)
+    except ValidationError as error:
+        problems += [_problem(document, details, known=OwnTool) for details in error.errors()]
+    if problems:
+        raise ManifestFault(str(path), problems)
+    return tools
 
 
-def parse(text: str, name: str, folder: Path, defaults: Limits) -> Loaded:
-    """Validate a manifest's text; limits it does not give come from defaults. Raises ManifestFault."""
+def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[OwnTool] = ()) -> Loaded:
+    """Validate a manifest's text; limits it does not give come from defaults, and tools are beside its own. Raises
+    ManifestFault."""
     document = read(text)
     problems = list(document.problems)
     manifest: Manifest | None = None
@@ -155,7 +168,7 @@ def parse(text: str, name: str, folder: Path, defaults: Limits) -> Loaded:
             problems.append(document.problem((), "must be a mapping with version, name, targets and task"))
     else:
         try:
-            manifest = Manifest.model_validate(_with_limits(document.data, defaults))
+            manifest = Manifest.model_validate(_with_limits(_with_tools(document.data, tools), defaults))
         except ValidationError as error:
             problems += [_problem(document, details) for details in error.errors()]
     script: str | None = None
@@ -204,21 +217,35 @@ def _with_limits(data: Mapping[str, Any], defaults: Limits) -> dict[str, Any]:
     return {**data, "limits": limits}
 
 
+def _with_tools(data: Mapping[str, Any], tools: Sequence[OwnTool]) -> dict[str, Any]:
+    """The manifest's own first, so that a complaint about one finds its place."""
+    given = data.get("tools", [])
+    return {**data, "tools": [*given, *tools] if isinstance(given, list) else given}
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidFault(f"cannot read {path}: {error}", hint=f"name {what} in YAML, UTF-8") from error
+
+
 def _message(details: Mapping[str, Any]) -> str:
     """In the words of YAML, not of Python."""
     said = str(details["msg"]).removeprefix("Value error, ")
     return WORDS.get(details["type"]) or re.sub(r"^(Input|String|Tuple|List|Value) should ", "must ", said)
 
 
-def _problem(document: Document, details: Mapping[str, Any]) -> Problem:
+def _problem(document: Document, details: Mapping[str, Any], known: type[Frozen] | None = None) -> Problem:
+    """known: whose keys may stand where an unknown one stands, None to find out by the path of a manifest."""
     path = tuple(part for part in details["loc"])
     if details["type"] != "extra_forbidden":
         return document.problem(path, _message(details))
     parts: dict[str | int, type[Frozen]] = {
         "targets": Target, "task": Work, "environment": Environment, "checks": Check, "limits": Limits,
-        "policy": PolicyRule,
+        "policy": PolicyRule, "tools": OwnTool,
     }  # fmt: skip
-    known = list((parts[path[0]] if len(path) > 1 else Manifest).model_fields)
-    near = difflib.get_close_matches(str(path[-1]), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+    keys = list((known or (parts[path[0]] if len(path) > 1 else Manifest)).model_fields)
+    near = difflib.get_close_matches(str(path[-1]), keys, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(keys)}"
     return document.problem(path, f"unknown key; {hint}", at_key=True)

@@ -39,6 +39,7 @@ DOORS = {
     "docker": "worker.sandbox.docker",
     "anthropic": "worker.models.anthropic",
     "openai": "worker.models.openai",
+    "jsonschema_rs": "worker.contract.schema",
 }
 
 # Beside its own package, `*.protocol` modules and worker.contract, which everybody may use.

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import wait_for
@@ -65,12 +66,13 @@ def test_spool_keeps_first_and_last_half_of_its_cap(tmp_path: Path, total: int, 
     [
         Command(b"echo a\0b"),
         Command(b"x" * (PAYLOAD_BYTES + 1)),
+        Command(b"cat", stdin=b"x" * PAYLOAD_BYTES),
         Command(b"true", env={"A-B": "x"}),
         Command(b"true", secrets={"A": "x\0y"}),
         Command(b"true", cwd="/workspace/a\0b"),
         Command(b"{}", kind="toolbox", program="../files"),
     ],
-    ids=["nul", "too large", "variable name", "nul in a secret", "nul in the folder", "program"],
+    ids=["nul", "too large", "stdin too large", "variable name", "nul in a secret", "nul in the folder", "program"],
 )
 def test_what_no_shell_can_run_is_refused_before_it_is_sent(command: Command) -> None:
     """The fault says what is wrong; no container is made for it."""
@@ -249,6 +251,14 @@ def test_command_s_text_is_not_touched(shell: Shell, filler: str) -> None:
     text = r"""a\nb\\c\c%d%%\101\0 $HOME `x` "y" \\\
   end"""
     assert shell.text(f"cat <<'E' {filler}\n{text}\nE") == f"{text}\n"
+
+
+@pytest.mark.parametrize("fields", [{}, {"writes": False}, {"network": True, "env": {"A": "a\nb"}}], ids=str)
+@pytest.mark.parametrize("script", ["sha256sum", "sha256sum #" + "x" * 100_000], ids=len)
+def test_standard_input_arrives_exactly(shell: Shell, script: str, fields: dict[str, Any]) -> None:
+    """Bytes of any kind, more than a pipe holds, beside a script that travels in the line or behind it."""
+    data = b"\0\n'\xff" + hashlib.shake_128(b"y").digest(3 * MIB)
+    assert shell.text(script, stdin=data, **fields).split()[0] == hashlib.sha256(data).hexdigest()
 
 
 def test_several_lines_of_a_variable_arrive(shell: Shell) -> None:

@@ -47,7 +47,7 @@ from worker.station import Station
 from worker.store.damage import end_damaged
 from worker.store.journal import Journal
 from worker.store.mail import read_mail
-from worker.tools.toolset import Toolset, withheld
+from worker.tools.toolset import Toolset, toolset
 
 LOG = structlog.get_logger(__name__)
 
@@ -206,7 +206,7 @@ class _Attempt:
         return finished
 
     def _tools(self) -> Toolset:
-        return Toolset(without=withheld(self.task))
+        return toolset(self.task)
 
     def _command_pending(self) -> bool:
         """Whether the last reply was a command whose call has no result yet."""

@@ -140,7 +140,7 @@ class AttemptHost:
             for part in results:  # only what is stored waits in the spool
                 if part.output.path != output.path:
                     part.output.path.unlink()
-            own_limit = "timeout_s" in tool.Arguments.model_fields
+            own_limit = hasattr(arguments, "timeout_s")
             observation = self._observation(call, results, output, own_limit)
             writes = any(command.writes for command in work)
             finish = partial(self._finished, self.run, observation, output.path, files.pop_all(), writes=writes)

@@ -64,7 +64,7 @@ def run(
 
     from scheduler.cli import edge
     from scheduler.launch import batch_of
-    from scheduler.manifest import COMMAND_LINE, parse
+    from scheduler.manifest import COMMAND_LINE, load_tools, parse
 
     where = edge.settings()
     target: dict[str, Any] = {"repo": repo, "path": path, **({} if ref is None else {"ref": ref})}
@@ -78,7 +78,9 @@ def run(
         "limits": dict(limit_of(text) for text in limit or []),
         "on_ask": on_ask,
     }
-    loaded = parse(encoder.dumps(data, indent=2) + "\n", COMMAND_LINE, Path.cwd(), where.limits)
+    loaded = parse(
+        encoder.dumps(data, indent=2) + "\n", COMMAND_LINE, Path.cwd(), where.limits, load_tools(where.tools)
+    )
     archive = edge.archive(where)
     batch = batch_of(
         loaded,
@@ -102,10 +104,10 @@ def submit(
 
     from scheduler.cli import edge
     from scheduler.launch import batch_of
-    from scheduler.manifest import load
+    from scheduler.manifest import load, load_tools
 
     where = edge.settings()
-    loaded = load(Path(file), where.limits)
+    loaded = load(Path(file), where.limits, load_tools(where.tools))
     archive = edge.archive(where)
     batch = batch_of(loaded, archive, say=terminal.say)
     if earlier := [one for one in archive.folders("batches/") if _name(one) == _name(batch.id) and one != batch.id]:

@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     hosts that lack them. Uncompressed: 254 MB for `python`, 408 MB for `node`, and as much again for each `setup`.
     model_programs: what a task may name as `command:NAME`, each with its command line: JSON, or one
     `DAWN_MODEL_PROGRAMS__NAME` each (worker/models/program.py).
+    tools: a YAML list of tools that every task submitted here brings, as `tools` of a manifest does (OwnTool).
     before_call: `command:/path/to/program` or `python:module:function`, asked before each call
     (worker/before_call.py).
     """
@@ -57,6 +58,7 @@ class Settings(BaseSettings):
     prepared_images_bytes: Count = 20 * 2**30
     store_images: bool = True
 
+    tools: Path | None = None
     model_programs: dict[ProgramName, str] = {}
     openai_base_url: str | None = None
     anthropic_base_url: str | None = None

@@ -177,7 +177,7 @@ class OwnTool(Frozen):
 
         if arguments.get("type") != "object":
             raise ValueError("must describe an object: begin with `type: object`")
-        if len(json.dumps(arguments)) > SCHEMA_CHARS_MAX:
+        if len(json.dumps(arguments, allow_nan=False)) > SCHEMA_CHARS_MAX:
             raise ValueError(f"is longer than {SCHEMA_CHARS_MAX} characters as JSON, and the model pays for each")
         matcher(arguments)
         return arguments

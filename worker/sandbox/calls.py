@@ -32,6 +32,7 @@ that takes longer than to start `head`."""
 CANCEL_LOOK_S: Final = 0.05
 DISK_LOOK_S: Final = 1
 CA_FILE: Final = f"{STREAM_DIR}/ca.pem"
+STDIN_FILE: Final = f"{STREAM_DIR}/stdin"
 CA_VARIABLES: Final = (
     "SSL_CERT_FILE",
     "PIP_CERT",
@@ -136,7 +137,7 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
     if command.kind == "shell":
         # The descriptor is closed on the script's own first line, so that line numbers stay right.
         payload = b"exec 3<&-; " + command.payload
-        program = "$s /dev/fd/3 </dev/null"
+        program = f"$s /dev/fd/3 <{STDIN_FILE if command.stdin else '/dev/null'}"
     else:
         payload = command.payload
         program = f"python3 -I /opt/dawnfleet/{command.program}.py </dev/fd/3 3<&-"
@@ -146,6 +147,7 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
         "exec 2>/dev/null",
         *([f"head -c {len(ca_bundle)} >{CA_FILE}"] if ca_bundle else []),
         deposit,
+        *([f"head -c {len(command.stdin)} >{STDIN_FILE}"] if command.stdin else []),
         "guard",
         f"e={_NO_FOLDER}",
         f"cd -- {shlex.quote(command.cwd)} && {{ {assignments} {program} 2>&1 4<&-; e=$?; }}",
@@ -158,7 +160,7 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
         prelude = b'eval "$(head -c %d)"\n%b' % (len(prelude), prelude)
     else:
         prelude += b"\n"
-    return Message(prelude + ca_bundle + payload, nonce)
+    return Message(prelude + ca_bundle + payload + command.stdin, nonce)
 
 
 def _deposit(payload: bytes) -> tuple[str, bytes]:
@@ -246,9 +248,10 @@ def _check(command: Command) -> None:
         )
     if command.kind == "toolbox" and not _PROGRAM.fullmatch(command.program):
         raise InvalidFault(f"no toolbox program can be called {command.program!r}")
-    if len(command.payload) > PAYLOAD_BYTES:
+    size = len(command.payload) + len(command.stdin)
+    if size > PAYLOAD_BYTES:
         raise InvalidFault(
-            f"the command is {len(command.payload):,} bytes long, {PAYLOAD_BYTES:,} is the most",
+            f"the command is {size:,} bytes long, {PAYLOAD_BYTES:,} is the most",
             hint="write large content in parts",
         )
     if "\0" in command.cwd:

@@ -42,7 +42,7 @@ class Owner:
 class Command:
     """What one call runs.
 
-    shell: payload is a script for the task image's shell, run in cwd with empty stdin.
+    shell: payload is a script for the task image's shell, run in cwd; stdin: what it finds on its standard input.
     toolbox: payload is JSON for a program of ours in the toolbox image (`program` names it).
     writes: False mounts the workspace read-only and needs no snapshot. network: the default bridge instead of
     the keeper's loopback-only namespace (never parked). secrets: travel on the stream, become environment
@@ -52,6 +52,7 @@ class Command:
 
     payload: bytes
     kind: Literal["shell", "toolbox"] = "shell"
+    stdin: bytes = b""
     program: str = ""
     cwd: str = REPO
     writes: bool = True

@@ -43,6 +43,17 @@ class Answer:
     plan: tuple[PlanItem, ...] | None = None
 
 
+class ArgumentsShape(Protocol):
+    """What the model reads of a tool's arguments, and its text made into them: a type of ToolArguments, or what acts
+    like one."""
+
+    def model_json_schema(self) -> dict[str, Any]: ...
+
+    def model_validate_json(self, text: str, /) -> BaseModel:
+        """Raises ValidationError with everything that does not fit."""
+        ...
+
+
 class Tool(Protocol):
     """name, description (one line), Arguments, effect.
 
@@ -56,7 +67,7 @@ class Tool(Protocol):
     def description(self) -> str: ...
 
     @property
-    def Arguments(self) -> type[BaseModel]: ...
+    def Arguments(self) -> ArgumentsShape: ...
 
     @property
     def effect(self) -> Literal["read", "write", "none"]: ...

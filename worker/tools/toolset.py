@@ -10,18 +10,24 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from worker.contract.events import ToolCall
 from worker.contract.task import Task
 from worker.models.protocol import ToolSpec
 from worker.tools.files import FILE_TOOLS
 from worker.tools.notes import AskPerson, ReadOutput, UpdatePlan
+from worker.tools.own import CommandTool
 from worker.tools.shell import RunChecks, RunCommand
-from worker.tools.tool import ARGUMENTS_BYTES_MAX, Tool
+from worker.tools.tool import ARGUMENTS_BYTES_MAX, ArgumentsShape, Tool, ToolArguments
 
 TOOLS: tuple[Tool, ...] = (*FILE_TOOLS, RunCommand(), RunChecks(), ReadOutput(), UpdatePlan(), AskPerson())
 ERRORS_SHOWN = 10
+
+
+def toolset(task: Task) -> Toolset:
+    """What a task offers: ours but for those it withholds, and its own."""
+    return Toolset((*TOOLS, *map(CommandTool, task.tools)), without=withheld(task))
 
 
 def withheld(task: Task) -> tuple[str, ...]:
@@ -36,7 +42,7 @@ class Toolset:
         """without: names of tools that are not offered."""
         tools = [tool for tool in tools if tool.name not in without]
         self._tools = {tool.name: tool for tool in tools}
-        self.specs = tuple(ToolSpec(tool.name, tool.description, _schema(tool.Arguments)) for tool in tools)
+        self.specs = tuple(ToolSpec(tool.name, tool.description, _shown(tool.Arguments)) for tool in tools)
 
     def parse(self, call: ToolCall) -> tuple[Tool, Any] | str:
         """The tool and its validated arguments, or the text that tells the model what is wrong with the call."""
@@ -61,7 +67,7 @@ def _explained(tool: Tool, error: ValidationError) -> str:
     told = [f"- {'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in faults[:ERRORS_SHOWN]]
     if len(faults) > ERRORS_SHOWN:
         told.append(f"- and {len(faults) - ERRORS_SHOWN} more")
-    schema = json.dumps(_schema(tool.Arguments))
+    schema = json.dumps(_shown(tool.Arguments))
     return "\n".join(
         [f"{tool.name}: the arguments do not fit, so nothing was run:", *told, f"They must fit: {schema}"]
     )
@@ -71,8 +77,13 @@ def _quoted(name: str) -> str:
     return json.dumps(name if len(name) <= 100 else name[:100] + "...")
 
 
+def _shown(arguments: ArgumentsShape) -> dict[str, Any]:
+    """JSON Schema of the arguments as the model reads it."""
+    return _schema(arguments) if isinstance(arguments, type) else arguments.model_json_schema()
+
+
 @cache
-def _schema(arguments: type[BaseModel]) -> dict[str, Any]:
+def _schema(arguments: type[ToolArguments]) -> dict[str, Any]:
     """JSON Schema of the arguments, made once (7 ms for all tools, which each attempt would pay). pydantic's titles
     only repeat the names, and are paid for in every request."""
     schema = arguments.model_json_schema()
