@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -53,11 +54,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a running stack is: what its owner recorded in stack.json."""
+    """Where a running stack is: what its owner recorded in stack.json. version: of the code that it runs."""
 
     pid: int
     redis_url: str
     archive: str
+    version: str
 
 
 @dataclass
@@ -76,7 +78,8 @@ def running(settings: Settings) -> Endpoint | None:
             if _lock(file, fcntl.LOCK_SH):
                 return None
         data = json.loads((settings.state_dir / "stack.json").read_text())
-        return Endpoint(int(data["pid"]), str(data["redis_url"]), str(data["archive"]))
+        version = str(data.get("version", "unknown"))
+        return Endpoint(int(data["pid"]), str(data["redis_url"]), str(data["archive"]), version)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
         return None
 
@@ -84,16 +87,20 @@ def running(settings: Settings) -> Endpoint | None:
 def connected(settings: Settings) -> Settings:
     """Settings with the Redis to use: DAWN_REDIS_URL, else the running stack's; unchanged when there is neither.
 
-    Raises ConflictFault when the running stack writes to another archive than this command would read.
+    Raises ConflictFault when the running stack is of another version than this command, or of another archive.
     """
-    if settings.redis_url is not None:
-        return settings
     found = running(settings)
-    if found is None:
+    if found is None or settings.redis_url not in (None, found.redis_url):
         return settings
+    theirs, ours = f"the running stack (process {found.pid})", metadata.version("dawnfleet")
+    if found.version != ours:
+        raise ConflictFault(
+            f"{theirs} is of version {found.version}, this command of {ours}",
+            hint="end that stack and start it again with this version: its runs go on; or use its own command",
+        )
     if found.archive != settings.archive_url:
         raise ConflictFault(
-            f"the running stack (process {found.pid}) uses the archive {found.archive}, not {settings.archive_url}",
+            f"{theirs} uses the archive {found.archive}, not {settings.archive_url}",
             hint="set DAWN_ARCHIVE to the same, or DAWN_STATE_DIR to another folder",
         )
     return settings.model_copy(update={"redis_url": found.redis_url})
@@ -103,7 +110,7 @@ class Stack:
     """A context manager: inside, a stack runs, ours or somebody else's. Call `tend` about once a second.
 
     say: progress lines for a person. Entering raises Fault when a part does not come up (with its last words),
-    ConflictFault for another archive. Enter and tend in one thread that lives as long as the stack.
+    ConflictFault for another archive or version. Enter and tend in one thread that lives as long as the stack.
     """
 
     def __init__(
@@ -203,7 +210,7 @@ class Stack:
             self.settings = self.settings.model_copy(update={"redis_url": f"unix://{socket}"})
             self._add("valkey", _valkey(self._state, socket))
             self._await(lambda: _answers(str(self.settings.redis_url)), "valkey")
-        record = {"schema": STACK_SCHEMA, "pid": os.getpid()}
+        record = {"schema": STACK_SCHEMA, "pid": os.getpid(), "version": metadata.version("dawnfleet")}
         record |= {"redis_url": self.settings.redis_url, "archive": self.settings.archive_url}
         staged = self._state / f"stack.json.{os.getpid()}"
         with open(staged, "w", opener=_private) as file:

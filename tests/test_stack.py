@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -181,6 +182,22 @@ def test_a_stack_on_another_archive_is_not_used(tmp_path: Path) -> None:
         stack(tmp_path / "state", archive="file:///elsewhere"),
     ):
         pass
+
+
+@pytest.mark.parametrize("version", ["0.0.9", "99.0", None])
+def test_a_stack_of_another_version_is_not_used(tmp_path: Path, version: str | None) -> None:
+    """Older, newer, or from before versions were recorded: no command talks to it, and it is said what to do."""
+    with stack(tmp_path) as up:
+        record = json.loads((tmp_path / "stack.json").read_text())
+        assert connected(Settings(state_dir=tmp_path)).redis_url == up.settings.redis_url
+        record.pop("version") if version is None else record.update(version=version)
+        (tmp_path / "stack.json").write_text(json.dumps(record))
+        for settings in (Settings(state_dir=tmp_path), up.settings):
+            with pytest.raises(ConflictFault, match=f"is of version {version or 'unknown'}") as caught:
+                Stack(settings, say=lambda _: None, worker_command=COMMAND).__enter__()
+            assert "start it again" in caught.value.hint
+        with pytest.raises(ConflictFault, match="of version"):
+            connected(Settings(state_dir=tmp_path))
 
 
 def test_a_named_redis_with_workers_is_used_as_it_is(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
