@@ -122,11 +122,11 @@ class AttemptHost:
             answered = Observed(observation=observe.answered(call, work), plan=work.plan)
             self._ledger.commit_later(answered, lambda: answered, self._thread)
             return True
-        if any(command.outside for command in work):  # no rollback undoes it: whoever comes later must know
-            self._ledger.commit(Called(call_id=call.id))
         if not self._ledger.has_room(self._task.limits.output_kept_bytes):
             return False
         self._ledger.check()
+        if any(command.outside for command in work):  # no rollback undoes it: whoever comes later must know
+            self._ledger.commit(Called(call_id=call.id))
         results: list[Result] = []
         with ExitStack() as files:
             for command in work:
@@ -140,7 +140,7 @@ class AttemptHost:
             for part in results:  # only what is stored waits in the spool
                 if part.output.path != output.path:
                     part.output.path.unlink()
-            own_limit = hasattr(arguments, "timeout_s")
+            own_limit = "timeout_s" in tool.Arguments.model_fields
             observation = self._observation(call, results, output, own_limit)
             writes = any(command.writes for command in work)
             finish = partial(self._finished, self.run, observation, output.path, files.pop_all(), writes=writes)
