@@ -109,6 +109,23 @@ def test_dangerous_syscalls_are_refused_by_our_own_filter(shell: Shell) -> None:
     assert {name: answer for name, answer in answers.items() if answer not in ("EPERM", "ENOSYS")} == {}
 
 
+def test_a_program_may_trace_its_own_child(shell: Shell) -> None:
+    """Leak sanitizers, debuggers and crash handlers in test suites do. Nothing is gained by refusing the call: of a
+    process of the same user /proc/<pid>/mem can be written without it."""
+    script = """python3 - <<'E'
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+child = os.fork()
+if not child:
+    libc.ptrace(0, 0, 0, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os._exit(7)
+print(os.WIFSTOPPED(os.waitpid(child, 0)[1]), libc.ptrace(7, child, 0, 0))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+E"""
+    assert shell.text(script) == "True 0\n7\n"
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the other door is one of x86")
 def test_syscalls_of_32_bit_do_not_pass_by_the_filter(shell: Shell) -> None:
     """`int 0x80` would reach sockets of any family through socketcall: the process dies (SIGSYS or SIGSEGV)."""
