@@ -22,6 +22,12 @@ WORDS_CHARS: Final = 20_000
 """Of one message, answer or reason: what fits into a model's context with room to spare."""
 
 
+def admit(hints: Hints) -> None:
+    """Make sure, before a submit writes anything, that Redis takes new work: for a run that no doorbell can be rung
+    for, nothing would happen and nothing be said. Raises HintsFault when it is away or full."""
+    hints.poke(SUBMITTED, _now_ms())
+
+
 def announce(hints: Hints) -> None:
     """Wake the scheduler after a submit; without it the runs are found when it lists again."""
     poke(hints, SUBMITTED)
@@ -32,7 +38,7 @@ def poke(hints: Hints | None, name: str) -> None:
     later: that is all a hint is for."""
     if hints is not None:
         with suppress(HintsFault):
-            hints.poke(name, time.time_ns() // 1_000_000)
+            hints.poke(name, _now_ms())
 
 
 def tell(
@@ -53,3 +59,7 @@ def bounded(text: str) -> str:
     if len(text) > WORDS_CHARS:
         raise InvalidFault(f"the text has {len(text)} characters, more than {WORDS_CHARS}")
     return text
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -96,15 +96,19 @@ def _replayed(manifest: Manifest, archive: Archive) -> Manifest:
 
 
 def detach(batches: Sequence[Batch], archive: Archive, where: Settings, *, by: str, at: str, say: Say) -> None:
-    """Write the batches and go; a running stack takes them up, or the next one that starts."""
+    """Write the batches and go; a running stack takes them up, or the next one that starts. Raises HintsFault, with
+    nothing written, when there is a Redis and it takes no new work."""
     archive.probe()
-    _write(batches, archive, by=by, at=at, say=say)
     found = connected(where)
-    if found.redis_url is None:
+    hints = None if found.redis_url is None else Hints(found.redis_url)
+    if hints is not None:
+        control.admit(hints)
+    _write(batches, archive, by=by, at=at, say=say)
+    if hints is None:
         if any(archive.size(keys.open_marker(task.run)) is not None for batch in batches for task in batch.tasks):
             say("note: no stack is running; the runs start with `dawn up`")
         return
-    control.announce(Hints(found.redis_url))
+    control.announce(hints)
 
 
 def attend(
@@ -129,6 +133,7 @@ def attend(
         if pressed.count:
             return {}, True
         hints = Hints(str(stack.settings.redis_url))
+        control.admit(hints)
         _write(batches, archive, by=by, at=stamp(), say=say)
         control.announce(hints)
         follower = Follower(archive, [task.run for batch in batches for task in batch.tasks])

@@ -93,6 +93,8 @@ class Scheduler:
         if not self._open:
             return
         leased, outstanding = self._look()
+        if self._hints.epoch() != self._epoch:
+            return  # wiped while it was read: that it knew of no lease proves nothing
         self._read_mail(now, leased)
         decisions = plan(
             now,
@@ -119,14 +121,15 @@ class Scheduler:
         return leads
 
     def _watch_epoch(self, now: datetime) -> None:
+        """A wiped Redis has lost the leases of attempts that are alive: they have one lease time to come back. The
+        epoch is the time at which it was missed, so that a leader who comes later waits for that, too."""
         epoch = self._hints.epoch()
         if epoch is None:
-            # A wiped Redis has lost the leases of attempts that are alive: give them one lease time to come back.
-            self._settled_at = now + timedelta(seconds=self._settings.lease_ttl_s)
-            epoch = secrets.token_hex(8)
+            epoch = now.isoformat()
             self._hints.start_epoch(epoch)
         if epoch != self._epoch:
             self._epoch, self._listed_at = epoch, None
+            self._settled_at = _began(epoch) + timedelta(seconds=self._settings.lease_ttl_s)
 
     def _list(self, now: datetime) -> None:
         """Take in what is open: at start, when a submit says so, and every relist_s with every fold renewed."""
@@ -257,6 +260,14 @@ class Scheduler:
 
     def _stamp(self) -> str:
         return self._now().isoformat(timespec="milliseconds")
+
+
+def _began(epoch: str) -> datetime:
+    """When the epoch began; long ago, where another version left one that does not say."""
+    try:
+        return datetime.fromisoformat(epoch)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def _rung_age_s(cached: _Open, now: datetime, outstanding: bool) -> float | None:

@@ -223,6 +223,7 @@ class World:
             now=lambda: self.stamp(process),
         )
         slots = Slots(station.hints, process.name, lanes, count, SETTINGS.heartbeat_s)
+        slots.consume(True)
         janitor = Janitor(
             station.archive,
             ARCHIVE_ID,

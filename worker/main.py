@@ -70,6 +70,7 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     offer = Slots(station.hints, name, tuple(lanes), slots, settings.heartbeat_s)
     app = doorbell.celery_app(str(settings.redis_url))
     tasks.register(app, station, offer)
+    doorbell.on_consuming(app, offer.consume)
 
     janitor = Janitor(
         station.archive,

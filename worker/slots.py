@@ -18,7 +18,9 @@ OFFER_TTL_FACTOR = 3
 
 
 class Slots(threading.Thread):
-    """Publishes the offer every heartbeat_s and whenever a slot is taken or freed."""
+    """Publishes the offer every heartbeat_s and whenever a slot is taken or freed, while this process consumes
+    (`consume`; it does not at first). One that does not is offered to nobody: the doorbells rung for it would lie in
+    Redis, and its health check would not tell."""
 
     def __init__(self, hints: Hints, name: str, lanes: tuple[str, ...], slots: int, heartbeat_s: float) -> None:
         super().__init__(name="slots", daemon=True)
@@ -28,7 +30,13 @@ class Slots(threading.Thread):
         self._free = slots
         self._lock = threading.Lock()
         self._changed = threading.Event()
+        self._consumes = False
         self._closed = False
+
+    def consume(self, consumes: bool) -> None:
+        """Whether this process takes doorbells from now on."""
+        self._consumes = consumes
+        self._changed.set()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -44,11 +52,8 @@ class Slots(threading.Thread):
             self._publish()
             self._changed.wait(self._heartbeat_s)
             self._changed.clear()
-        name = self._offer[0]
-        try:
-            self._hints.withdraw(name)
-        except HintsFault as fault:
-            LOG.warning("offer_not_withdrawn", worker=name, fault=str(fault))  # it ends by itself
+        self.consume(False)
+        self._publish()
 
     def end(self) -> None:
         """Offer nothing more, from now on; a thread of its own tells Redis."""
@@ -68,6 +73,11 @@ class Slots(threading.Thread):
     def _publish(self) -> None:
         name, lanes, slots = self._offer
         try:
-            self._hints.offer(WorkerOffer(name, lanes, slots, self._free), self._heartbeat_s * OFFER_TTL_FACTOR)
+            if self._consumes:
+                self._hints.offer(WorkerOffer(name, lanes, slots, self._free), self._heartbeat_s * OFFER_TTL_FACTOR)
+            else:
+                self._hints.withdraw(name)
         except HintsFault as fault:
-            LOG.warning("offer_not_published", fault=str(fault))
+            LOG.warning(
+                "offer_not_published", consumes=self._consumes, fault=str(fault)
+            )  # the last one ends by itself

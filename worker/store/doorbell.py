@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
 from celery.app.amqp import AMQP
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
@@ -109,6 +109,22 @@ def worker_arguments(name: str, lanes: Iterable[str], slots: int) -> list[str]:
         "--without-heartbeat",
         "--loglevel=WARNING",
     ]
+
+
+def on_consuming(app: Celery, act: Callable[[bool], None]) -> None:
+    """Call act with True whenever a worker of this app begins to take doorbells, and with False when it cannot any
+    more: its connection is lost, or it ends."""
+
+    class Consuming(bootsteps.StartStopStep):  # type: ignore[misc]
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def start(self, consumer: Any) -> None:
+            act(True)
+
+        def stop(self, consumer: Any) -> None:
+            act(False)
+
+    app.steps["consumer"].add(Consuming)
 
 
 def on_ready(act: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ Keys (each with a time to live, or O(active) as said):
     dawn:bell:<run>     dawn:bell     lane of a doorbell that nobody has answered yet; likewise
     dawn:control:<name>               inbox number that a run or batch should read up to
     dawn:spent:<level>                micro-dollars reserved or spent at a run, batch or day
-    dawn:epoch                        one key without an end: it is missing when Redis was wiped
+    dawn:epoch                        when Redis was last found wiped; the one key without an end
 """
 
 from __future__ import annotations
