@@ -41,10 +41,10 @@ class Post:
         self._patrolled_at: datetime | None = None
 
     def read(
-        self, now: datetime, runs: Iterable[Run], batches: set[str], poked: Mapping[str, int]
+        self, now: datetime, runs: Iterable[tuple[Run, str]], batches: set[str], poked: Mapping[str, int]
     ) -> list[tuple[str, IntegrityFault]]:
         """Look where there may be news, and return runs whose mail cannot be read. runs: those without a living
-        attempt; poked: as Hints.poked says. Raises StoreFault."""
+        attempt, each with its batch; poked: as Hints.poked says. Raises StoreFault."""
         patrol = self._patrolled_at is None or now - self._patrolled_at >= self._poll
         for batch in batches:
             known, hint = self._batches.setdefault(batch, _Known()), poked.get(f"batch:{batch}", -1)
@@ -52,9 +52,11 @@ class Post:
                 known.inbox += Control(self._archive, batch).read(len(known.inbox))
                 known.poked = hint
         wanted = []
-        for run in runs:
+        for run, batch in runs:
             known, hint = self._runs.setdefault(run.id, _Known(poked=-1)), poked.get(f"run:{run.id}", -1)
-            if hint != known.poked or (patrol and run.status == "waiting"):
+            # Who is blocked is not claimed, and no attempt would find what came without a hint.
+            blocked = run.status == "waiting" or self.mail(run, batch).blocks
+            if hint != known.poked or (patrol and blocked):
                 wanted.append((run, hint))
         faults: list[tuple[str, IntegrityFault]] = []
         if wanted:

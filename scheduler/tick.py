@@ -203,7 +203,7 @@ class Scheduler:
         """Take in what people sent to runs that no attempt listens for, and to batches."""
         batches = {cached.batch for cached in self._open.values()}
         names = [*(f"run:{name}" for name in self._open), *(f"batch:{batch}" for batch in batches)]
-        alone = [cached.run for name, cached in self._open.items() if name not in leased]
+        alone = [(cached.run, cached.batch) for name, cached in self._open.items() if name not in leased]
         for name, fault in self._post.read(now, alone, batches, self._hints.poked(names)):
             self._set_aside(name, fault)
 

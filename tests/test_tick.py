@@ -237,6 +237,20 @@ def test_a_paused_run_is_rung_when_it_is_unpaused_without_a_hint(
     assert world.tick(15) == [("a", "batch")]
 
 
+def test_a_run_of_a_paused_batch_that_is_cancelled_without_a_hint_is_found(
+    world: World, make_run: Make, archive: Archive
+) -> None:
+    """It is queued, but nobody will claim it and find the message."""
+    make_run("a")
+    tell(archive, None, BATCH, "pause", by="me", at=AT)
+    world.tick()
+    cancel(archive, None)
+    world.tick(14)
+    assert Journal(archive, "a").load().sealed is None
+    world.tick(1)
+    assert Journal(archive, "a").load().sealed is not None
+
+
 def test_a_cancelled_batch_is_sealed_run_by_run(world: World, make_run: Make, archive: Archive) -> None:
     """One object; each journal says who cancelled the batch."""
     make_run("a")
