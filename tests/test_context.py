@@ -19,17 +19,23 @@ from worker.contract.events import (
     FedBack,
     Finished,
     Instruction,
+    Observation,
     Observed,
+    PlanItem,
     Replied,
     Reply,
     Steered,
+    Usage,
 )
 from worker.contract.task import Repo, Task
+from worker.meter import RESERVE_TOKENS
 from worker.models.protocol import AssistantMessage, Message, ToolResults, UserMessage
 from worker.tools.shell import RunCommand, RunCommandArguments
 from worker.tools.toolset import Toolset
 
 WORDS = st.text(st.characters(), max_size=20)  # lone surrogates included
+FIRST_TOKENS = 3_000
+"""A little more than the first request of these tests has."""
 ACTS = st.lists(
     st.tuples(st.sampled_from(["calls", "cut", "empty", "steer", "feedback", "open"]), WORDS, st.integers(1, 3)),
     max_size=12,
@@ -102,10 +108,11 @@ def test_every_text_is_valid_and_every_call_has_its_result(acts: list[tuple[str,
 
 
 class Follower:
-    """A transcript that looks at a run whenever it can, beside a fresh one each time."""
+    """A transcript that looks at a run whenever it can, beside a fresh one each time. There is room for two outputs
+    of 4 KB."""
 
     def __init__(self) -> None:
-        self.journal = MemoryHost(task())
+        self.journal = MemoryHost(task(context_tokens=RESERVE_TOKENS + FIRST_TOKENS + 3_000))
         self.transcript = context.Transcript(self.journal.task, Toolset().specs)
 
     def look(self) -> None:
@@ -123,7 +130,7 @@ class Follower:
         st.tuples(
             st.sampled_from(["call", "call", "call", "lost", "gone", "steer", "compact"]),
             st.sampled_from(["ls", "make"]),
-            st.sampled_from(["", "same", "other"]),
+            st.sampled_from(["", "same", "long " * 800]),
             st.sampled_from("ab"),
             st.booleans(),
         ),
@@ -139,7 +146,7 @@ def test_one_that_followed_a_run_shows_what_a_fresh_one_shows(acts: list[tuple[s
         if kind == "steer":
             journal.commit(Steered(n=n, kind="message", by="ada", text=output))
         elif kind == "compact":
-            journal.commit(Compacted(through=journal.run.steps, summary=output))
+            journal.commit(Compacted(through=max(1, journal.run.steps - 1), summary=output))
         else:
             call = shell(command, journal.run.steps + 1)
             journal.reply(call)
@@ -286,8 +293,39 @@ def test_a_compaction_replaces_what_was_before_its_step() -> None:
         transcript.step(f"echo {n}", str(n))
     transcript.commit(Compacted(through=3, summary="Steps 1 and 2 echoed."))
     told = messages(transcript)
-    assert told[:3] == (*head, UserMessage("Steps 1 and 2 echoed."))
-    assert [type(message) for message in told[3:]] == [AssistantMessage, ToolResults] * 2
+    assert told[:2] == head
+    assert "Steps 1 and 2 echoed." in body(told[2:3])
+    assert [type(message) for message in told[3:]] == [AssistantMessage, ToolResults] * 2 + [UserMessage]
+
+
+def test_task_and_plan_are_said_again_every_15_steps() -> None:
+    """After the results of step 15 and 30, with the plan as it then is."""
+    transcript = Transcript(task())
+    for n in range(14):
+        transcript.step(f"echo {n}")
+    assert "Fix the sum." not in body(messages(transcript)[1:])
+    call = shell("plan", 15)
+    transcript.reply(call)
+    plan = (PlanItem(text="look", status="done"), PlanItem(text="repair"))
+    seen = Observation(call_id=call.id, tool="update_plan", status="ok")
+    transcript.commit(Observed(observation=seen, plan=plan))
+    *_, results, told = messages(transcript)
+    assert isinstance(results, ToolResults)
+    assert isinstance(told, UserMessage)
+    for words in ("Fix the sum.", "- [done] look\n- [todo] repair", "15 of 100 steps"):
+        assert words in told.text
+    for n in range(15):
+        transcript.step(f"echo {n}")
+    assert body(messages(transcript)[1:]).count("Fix the sum.") == 2
+
+
+def test_what_a_provider_counted_above_the_estimate_stays_counted() -> None:
+    """The next request has that, the reply, and what came since."""
+    transcript = Transcript(task())
+    step = Reply(calls=(shell("ls", 1),), stop="calls", usage=Usage(output_tokens=500))
+    transcript.commit(Replied(step=1, phase="model", reply=step, context_tokens=50_000))
+    transcript.observe(shell("ls", 1), "x" * 7_000)
+    assert shown(transcript).tokens == pytest.approx(52_500, abs=50)
 
 
 @pytest.mark.parametrize("size", [0, 7_000, 70_000])

@@ -13,10 +13,12 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault, FencedFault, InvalidFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Asked,
+    Compacted,
     Decided,
     Event,
     FedBack,
     Finished,
+    Observation,
     Observed,
     Parked,
     Replied,
@@ -29,6 +31,7 @@ from worker.contract.events import (
     digest,
 )
 from worker.loop import Stopped, work
+from worker.meter import RESERVE_TOKENS
 from worker.models.protocol import ModelRequest, ToolResults, UserMessage
 from worker.tools.toolset import Toolset
 
@@ -475,6 +478,141 @@ def test_a_model_call_gets_no_more_than_the_time_left() -> None:
     model = Says(DONE)
     work(host, model, Toolset())
     assert model.timeouts_s == [10]
+
+
+# Room
+
+
+NOTES = Reply(text="Notes.", usage=Usage(input_tokens=1_000, output_tokens=10), cost_microusd=500)
+SAID = "word " * 2_000
+"""About 2,900 tokens."""
+
+
+def full(steps: int, output: str = "", **limits: Any) -> Told:
+    """A host whose run has said SAID at each of so many steps; with more than twelve there is no room left. output:
+    of the first step."""
+    host = Told(task(**{"context_tokens": RESERVE_TOKENS + 40_000} | limits))
+    for n in range(1, steps + 1):
+        call = shell(f"look {n}", n)
+        host.reply(call, text=SAID, cost_microusd=0)
+        seen = Observation(call_id=call.id, tool="run_command", status="ok", exit_code=0, output=output)
+        host.commit(Observed(observation=seen))
+        output = ""
+    return host
+
+
+def kinds(host: Told) -> list[str]:
+    return [record.event.type for record in host.records()[3:]]
+
+
+def test_a_full_context_is_summarized_before_the_next_reply() -> None:
+    """Asked for once, committed with its cost, no step of its own; the reply after it sees the notes."""
+    host = full(14)
+    model = Says(NOTES, runs("ls"), DONE)
+    assert work(host, model, Toolset()) == Finished(text=DONE.text)
+    assert [request.purpose for request in model.asked] == ["summary", "reply", "reply"]
+    assert kinds(host)[28:30] == ["compacted", "replied"]
+    assert "Notes." in body(model.asked[1].messages)
+    assert len(body(model.asked[1].messages)) < len(SAID) * 8
+    assert (model.asked[1].step, model.asked[1].reply_index) == (15, 14)
+    assert (host.run.steps, host.run.cost_microusd, host.run.tokens) == (16, 500, 1_010)
+
+
+def test_a_takeover_after_a_summary_asks_the_same() -> None:
+    """What the next request shows is in the journal; nobody pays for the summary twice."""
+    host = full(14)
+    model = Says(NOTES, runs("ls"), DONE)
+    work(host, model, Toolset())
+    other = full(14)
+    other.commit(next(event for event in host.events(Compacted)))
+    again = Says(runs("ls"), DONE)
+    work(other, again, Toolset())
+    assert again.asked == model.asked[1:]
+
+
+def test_a_summary_that_shrinks_nothing_is_tried_once_more() -> None:
+    """Both are paid for and on record; then the run ends for want of room."""
+    host = full(16)
+    model = Says(Reply(text="", cost_microusd=300))
+    assert failure(work(host, model, Toolset())) == "limit/context"
+    assert [request.purpose for request in model.asked] == ["summary", "summary"]
+    assert [event.summary for event in host.events(Compacted)] == ["", ""]
+    assert host.run.cost_microusd == 600
+
+
+def test_where_there_is_still_room_a_useless_summary_stops_nobody() -> None:
+    """It is asked for ahead of the end of the room, so the run goes on without."""
+    host = full(10, output="x" * 40_000)  # which is pruned, and leaves little
+    model = Says(Reply(text=""), DONE)
+    assert work(host, model, Toolset()) == Finished(text=DONE.text)
+    assert [request.purpose for request in model.asked] == ["summary", "reply"]
+
+
+def test_the_price_of_a_summary_counts_against_the_budget() -> None:
+    """The meter looks before the next reply."""
+    host = full(14, cost_usd=0.0005)
+    model = Says(NOTES, DONE)
+    assert failure(work(host, model, Toolset())) == "limit/cost"
+    assert len(model.asked) == 1
+
+
+def test_a_provider_that_finds_everything_too_long_is_left_after_two_summaries() -> None:
+    """T08: every request after step 4 is refused, whatever its size; the edit of step 2 is in the workspace still."""
+    host = Told(task(), lambda command: (0, "", "b" if command == "edit" else "a"))
+    too_long = ProviderFault("context", "prompt is too long")
+    model = Says(runs("one", text=SAID), runs("edit", text=SAID), runs("three", text=SAID), runs("four"), too_long)
+    outcome = work(host, model, Toolset())
+    assert failure(outcome) == "limit/context"
+    assert [request.purpose for request in model.asked[4:]] == ["reply", "summary", "summary"]
+    first, second = (len(body(request.messages)) for request in model.asked[5:])
+    assert second < first
+    assert "edit" in host.ran
+
+
+def test_a_provider_with_a_smaller_context_than_thought_is_met_by_a_summary() -> None:
+    """The next request is short enough, and the run goes on."""
+
+    def small(request: ModelRequest) -> Reply:
+        if request.purpose == "summary":
+            return NOTES
+        if len(body(request.messages)) > len(SAID) * 5:
+            raise ProviderFault("context", "maximum context length is 8192 tokens")
+        return runs(f"look {request.step}", text=SAID)(request) if request.step < 12 else DONE
+
+    host = Told(task())
+    assert work(host, Says(small), Toolset()) == Finished(text=DONE.text)
+    assert host.run.compactions >= 2
+
+
+def test_a_fault_of_the_provider_while_it_summarizes_is_its_fault() -> None:
+    """A summary is asked for like a reply: tried again, then the class of the run's end."""
+    host = full(14)
+    assert failure(work(host, Says(ProviderFault("auth", "no key")), Toolset())) == "provider/auth"
+    busy = ProviderFault("unavailable", "busy", retryable=True)
+    host = full(14)
+    assert work(host, Says(busy, NOTES, DONE), Toolset()) == Finished(text=DONE.text)
+
+
+def test_a_cancel_while_a_summary_is_made_commits_nothing() -> None:
+    """As with a reply."""
+    host = full(14)
+
+    def cancelled(request: ModelRequest) -> Reply:
+        host.cancel.set("cancel")
+        raise ProviderFault("connection", "stopped")
+
+    assert work(host, Says(cancelled), Toolset()) == Stopped("cancel")
+    assert host.events(Compacted) == []
+
+
+def test_no_summary_is_paid_for_what_was_not_committed() -> None:
+    """The output that filled the context was rolled back with its call: there is room again."""
+    host = full(12)
+    host.shell = lambda _: (0, "x" * 40_000, "a")
+    host.keep = not_kept
+    model = Says(runs("make", text=SAID), DONE)
+    assert work(host, model, Toolset()) == Finished(text=DONE.text)
+    assert [request.purpose for request in model.asked] == ["reply", "reply"]
 
 
 # Providers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -74,11 +76,16 @@ def sent_back(*replies: Reply) -> list[dict[str, Any]]:
     for reply in replies:
         results = tuple(ToolResult(call.id, '{"output": "ok"}', False) for call in reply.calls)
         messages += [AssistantMessage(reply), ToolResults(results) if results else UserMessage("go on")]
-    sent: list[dict[str, Any]] = body_of(*messages)["messages"]
-    for message in sent:
-        for block in message["content"]:
-            block.pop("cache_control", None)
-    return sent
+    return unmarked(body_of(*messages)["messages"])
+
+
+def unmarked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same without cache marks."""
+    return [
+        message
+        | {"content": [{key: block[key] for key in block if key != "cache_control"} for block in message["content"]]}
+        for message in messages
+    ]
 
 
 def stored(reply: Reply) -> Reply:
@@ -218,6 +225,27 @@ def test_results_of_one_reply_are_one_message_and_cached_up_to_there() -> None:
     assert [block.get("is_error") for block in last["content"][:3]] == [False, True, False]
     marked = [block for message in (first, last) for block in message["content"] if "cache_control" in block]
     assert marked == [first["content"][-1], last["content"][-1]]
+
+
+def test_each_request_finds_the_cache_that_the_one_before_wrote() -> None:
+    """Its older mark stands where the newest of the request before stood, and all before that is the same."""
+    messages: list[Message] = [UserMessage("go")]
+    bodies = []
+    for step in range(1, 5):
+        bodies.append(body_of(*messages)["messages"])
+        call = ToolCall(id=f"call_{step}_1", name="run_command", arguments='{"command": "x"}')
+        messages += [AssistantMessage(Reply(calls=(call,))), ToolResults((ToolResult(call.id, "{}", False),))]
+    for before, after in itertools.pairwise(bodies):
+        marked = [message for message in after if "cache_control" in message["content"][-1]]
+        assert marked[-2] == before[-1]
+        assert unmarked(after[: len(before)]) == unmarked(before)
+
+
+def test_a_request_for_a_summary_writes_no_cache() -> None:
+    """Nobody comes back to it."""
+    request = request_of(UserMessage("go"))
+    assert "cache_control" in str(model_at("http://unused").body(request))
+    assert "cache_control" not in str(model_at("http://unused").body(replace(request, purpose="summary")))
 
 
 def test_a_reply_of_another_model_is_told_in_this_ones_words() -> None:

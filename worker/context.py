@@ -1,20 +1,24 @@
-"""Owns what the model sees: task and records become a ModelRequest. Pure; refuses to drop or rewrite history.
+"""Owns what the model sees: task and records become a ModelRequest. Pure; refuses to rewrite history while there is
+room for it.
 
-Append-only: between compactions the messages of a longer journal start with those of a shorter one, so that
-provider caches hit, and a step costs what it adds. Every text is valid UTF-8, whatever a file, a command or a model
-put into the journal.
+Append-only: the messages of a longer journal start with those of a shorter one, so that provider caches hit, and a
+step costs what it adds. Where the context is full, old outputs give way to pointers, and when that is not enough, all
+but the last part to a summary (compaction.py). Every text is valid UTF-8, whatever a file, a command or a model put
+into the journal.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from worker import meter
+from worker import compaction, meter, rendering
 from worker.contract.events import (
     CheckResult,
     Compacted,
+    Decided,
     FedBack,
     Observation,
     Observed,
@@ -37,7 +41,6 @@ from worker.models.protocol import (
     UserMessage,
 )
 from worker.prompts import text
-from worker.tools.tool import ARGUMENTS_BYTES_MAX
 
 REPEAT_NUDGES = (3, 5, 8)
 """How often the same call must have had the same result before the model is told (plan, section 6)."""
@@ -45,8 +48,24 @@ REPEAT_NUDGES = (3, 5, 8)
 COMMAND_TAIL_CHARS = 4_000
 """Shown of what a command before the model's turn wrote; read_output has all of it."""
 
-BYTES_PER_TOKEN = 3.5
-"""A cautious average: English and code have about 4 bytes a token, other scripts fewer."""
+RESTATED_STEPS = 15
+"""After so many steps of the model the task and its plan are said again."""
+
+GOAL_CHARS = 8_000
+"""Of a task that is said again; the first message has all of it."""
+
+FILES_SHOWN = 100
+
+TOLD_SHARE = 0.75
+"""Of the room: what a summary is made from at most, beside task and earlier notes."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A summary that is to be asked for. through: the step that begins what stays."""
+
+    through: int
+    request: ModelRequest
 
 
 def feedback(checks: Sequence[CheckResult]) -> str:
@@ -66,7 +85,7 @@ class Transcript:
 
     What was shown depends on the records alone: one that has followed a run all along and a fresh one make the same
     requests. Results of one reply are held back until all are there, and so is what comes meanwhile.
-    repeats: see meter.Repeats.
+    repeats: see meter.Repeats. full: old outputs are gone, and there is little room still: time for a summary.
     """
 
     def __init__(self, task: Task, tools: tuple[ToolSpec, ...]) -> None:
@@ -78,19 +97,24 @@ class Transcript:
         self._begin()
 
     def _begin(self) -> None:
-        self._run = Run()
+        self._run = self._before = Run()
         self._taken = 0
         self._last: Record | None = None
         self._messages: list[Message] = []
         self._bytes = self._overhead_bytes
+        self._uncounted_tokens = 0
+        self.full = False
         self.repeats = meter.Repeats()
         self._commands: dict[str, str] = {}
         self._calls: tuple[ToolCall, ...] = ()
         self._results: dict[str, ToolResult] = {}
         self._held: list[str] = []
         self._starts: dict[int, int] = {}
+        self._notes = ""
+        self._words: list[tuple[int, str]] = []
+        self._restated = 0
         self._head = 1
-        self._append(UserMessage(valid(_opening(self._task))))
+        self._append(UserMessage(rendering.valid(rendering.opening(self._task))))
 
     def follow(self, records: Sequence[Record]) -> None:
         """Take in what is new in the whole journal of the run, oldest record first.
@@ -119,8 +143,45 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """About how many tokens the request has, before a provider has counted them."""
-        return round(self._bytes / BYTES_PER_TOKEN)
+        """About how many tokens the request has: estimated, and what the provider counted above that last time."""
+        return round(self._bytes / compaction.BYTES_PER_TOKEN) + self._uncounted_tokens
+
+    def summary(self, tries: int) -> Summary | None:
+        """What to ask for to make room, None when nothing can give way. tries: how often it was tried in vain: each
+        time less is kept, and less is shown to whoever makes the summary."""
+        keep_bytes = min(self._keep_bytes, (self._bytes - self._overhead_bytes) // 2) >> tries
+        through = compaction.first_kept(self._messages, self._starts, keep_bytes) or self._run.steps + 1
+        part = self._messages[self._head + bool(self._notes) : self._start(through)]
+        if not part:
+            return None
+        told = compaction.told(part, round(self._room_tokens * TOLD_SHARE * compaction.BYTES_PER_TOKEN))
+        told = compaction.clipped(told, len(told) >> tries)
+        asked = text("summarize", task=self._goal, notes=self._notes or "none", part=told)
+        request = replace(
+            self.request("model"),
+            system=text("summarizer"),
+            messages=(UserMessage(rendering.valid(asked)),),
+            tools=(),
+            purpose="summary",
+            reply_index=self._run.compactions,
+        )
+        return Summary(through, request)
+
+    def compacted(self, asked: Summary, reply: Reply) -> Compacted:
+        """The event of a summary that was made. One that is cut, refused, or that fills more than half of what would
+        be gained without it, is of no use."""
+        before = self._messages[self._head : self._start(asked.through)]
+        beside = (self._summarized(asked.through, ""), self._reminder())
+        gained_bytes = sum(map(compaction.size_bytes, before)) - sum(map(compaction.size_bytes, beside))
+        made = reply.text.strip() if reply.stop in ("end", "calls") else ""
+        useful = 0 < 2 * len(made.encode()) <= gained_bytes
+        return Compacted(
+            through=asked.through if useful else 0,
+            summary=made if useful else "",
+            usage=reply.usage,
+            cost_microusd=reply.cost_microusd,
+            price_source=reply.price_source,
+        )
 
     def _same(self, now: Record | None) -> bool:
         if now is None or self._last is None:
@@ -128,39 +189,114 @@ class Transcript:
         match self._last.event, now.event:
             case Observed() as shown, Observed() as committed if shown.observation == committed.observation:
                 self.repeats.look(committed)
+                self._run = self._before.after(now, "")
                 self._last = now
                 return True
         return False
 
     def _add(self, record: Record) -> None:
-        self._run = self._run.after(record, "")
+        self._before, self._run = self._run, self._run.after(record, "")
         self.repeats.see(record)
         match record.event:
             case Prepared(instructions=files) if files:
                 told = "\n".join(json.dumps(file.model_dump(), ensure_ascii=False) for file in files)
-                self._append(UserMessage(valid(text("instructions", files=told))))
+                self._append(UserMessage(rendering.valid(text("instructions", files=told))))
                 self._head += 1
             case Replied() as replied:
-                self._starts[replied.step] = len(self._messages)
                 self._reply(replied)
             case Observed(observation=observation):
                 self._observe(observation)
-            case FedBack(text=words):
-                self._say(words)
+            case FedBack(text=words) if words:
+                self._held.append(words)
             case Steered(kind="message", by=by, text=words):
-                self._say(text("steered", by=by, text=words))
-            case Compacted(through=through, summary=summary):
+                self._held.append(text("steered", by=by, text=words))
+                self._words.append((self._run.steps, f"{by}: {words}"))
+            case Decided(decision=decision, by=by, reason=words) if words:
+                self._words.append((self._run.steps, f"{by} ({decision}): {words}"))
+            case Compacted(through=through, summary=summary) if summary:
                 self._compact(through, summary)
+            case Compacted():
+                self.full = self.tokens > self._room_tokens
+        if not self._run.pending:
+            self._turn()
 
     def _append(self, message: Message) -> None:
         self._messages.append(message)
-        self._bytes += _size(message)
+        self._bytes += compaction.size_bytes(message)
+
+    def _turn(self) -> None:
+        """It is the model's turn: what waited for the results is said, and what has no room gives way."""
+        self._flush()
+        steps = self._run.steps - self._run.command_steps
+        if steps % RESTATED_STEPS == 0 and steps > self._restated:
+            self._restate()
+        if self.tokens > self._room_tokens:
+            self._replace(compaction.pruned(self._messages, self._keep_bytes))
+            # Nearly as full as before: what is next would have to be pruned at each step, and no cache would hit.
+            self.full = self.tokens > self._room_tokens - self._keep_bytes / compaction.BYTES_PER_TOKEN
 
     def _compact(self, through: int, summary: str) -> None:
-        head, kept = self._messages[: self._head], self._messages[self._starts.get(through, len(self._messages)) :]
-        self._messages, self._bytes, self._starts = [], self._overhead_bytes, {}
-        for message in (*head, UserMessage(valid(summary)), *kept):
+        start = self._start(through)
+        message, kept = self._summarized(through, summary), self._messages[start:]
+        moved = self._head + 1 - start
+        self._starts = {step: index + moved for step, index in self._starts.items() if index >= start}
+        self._notes, self.full = summary, False
+        self._replace([*self._messages[: self._head], message, *kept])
+        self._restate()
+
+    def _replace(self, messages: list[Message]) -> None:
+        self._messages, self._bytes, self._uncounted_tokens = [], self._overhead_bytes, 0
+        for message in messages:
             self._append(message)
+
+    def _start(self, through: int) -> int:
+        """Where the reply of that step stands, the end when it is yet to come."""
+        return self._starts.get(through, len(self._messages))
+
+    def _summarized(self, through: int, summary: str) -> UserMessage:
+        """What stands for all that was before a step."""
+        words = [f"- {words}" for step, words in self._words if step < through]
+        files = [f"- {path}" for path in self._run.files[-FILES_SHOWN:]]
+        if (more := len(self._run.files) - len(files)) > 0:
+            files.insert(0, f"- {more} more")
+        told = text(
+            "compacted",
+            summary=summary,
+            words="\n".join(words) or "- nothing",
+            files="\n".join(files) or "- none",
+        )
+        return UserMessage(rendering.valid(told))
+
+    def _restate(self) -> None:
+        """Say task and plan again."""
+        self._restated = self._run.steps - self._run.command_steps
+        self._append(self._reminder())
+
+    def _reminder(self) -> UserMessage:
+        run, limits = self._run, self._task.limits
+        told = text(
+            "restated",
+            task=self._goal,
+            plan="\n".join(meter.plan_lines(run)),
+            steps=run.steps,
+            steps_limit=limits.steps,
+            tokens=run.tokens,
+            tokens_limit=limits.tokens,
+        )
+        return UserMessage(rendering.valid(told))
+
+    @property
+    def _goal(self) -> str:
+        return compaction.clipped(self._task.prompt, GOAL_CHARS)
+
+    @property
+    def _room_tokens(self) -> int:
+        return max(0, self._task.limits.context_tokens - meter.RESERVE_TOKENS)
+
+    @property
+    def _keep_bytes(self) -> int:
+        """How much of the last part stays: a third of what there is room for, where that is little."""
+        return round(min(compaction.KEEP_TOKENS, self._room_tokens // 3) * compaction.BYTES_PER_TOKEN)
 
     def _reply(self, event: Replied) -> None:
         reply = event.reply
@@ -169,123 +305,38 @@ class Transcript:
             self._commands = {call.id: call.arguments for call in reply.calls}
             return
         self._calls = reply.calls
-        self._append(AssistantMessage(sendable(reply)))
+        self._starts[event.step] = len(self._messages)
+        self._append(AssistantMessage(rendering.sendable(reply)))
+        counted = event.context_tokens + reply.usage.output_tokens
+        self._uncounted_tokens = max(0, counted - round(self._bytes / compaction.BYTES_PER_TOKEN))
         if reply.stop == "length":
             cut = text("cut", limit=self._task.limits.malformed_replies)
             for call in reply.calls:
-                self._results[call.id] = _result(Observation(call_id=call.id, tool="", status="error", output=cut))
-            self._flush()
+                self._results[call.id] = rendering.result(
+                    Observation(call_id=call.id, tool="", status="error", output=cut)
+                )
             if not reply.calls:
-                self._say(cut)
+                self._held.append(cut)
         elif not reply.calls and not reply.text.strip():
-            self._say(text("empty", limit=self._task.limits.empty_replies))
+            self._held.append(text("empty", limit=self._task.limits.empty_replies))
 
     def _observe(self, observation: Observation) -> None:
         command = self._commands.get(observation.call_id)
         if command is not None:
             tail = observation.model_copy(update={"output": observation.output[-COMMAND_TAIL_CHARS:]})
-            self._say(text("command", command=command, observation=_json(tail)))
+            self._held.append(text("command", command=command, observation=rendering.as_json(tail)))
             return
-        self._results[observation.call_id] = _result(observation)
+        self._results[observation.call_id] = rendering.result(observation)
         limits, repeats, failing = self._task.limits, self.repeats.last, self._run.failing_calls
         if repeats in REPEAT_NUDGES:
             self._held.append(text("repeated", tool=observation.tool, times=repeats, limit=limits.repeats))
         if failing == limits.failing_calls_nudge:
             self._held.append(text("failing", times=failing, limit=limits.failing_calls))
-        if not self._run.pending:
-            self._flush()
-
-    def _say(self, words: str) -> None:
-        if words:
-            self._held.append(words)
-        if not self._run.pending:
-            self._flush()
 
     def _flush(self) -> None:
         if self._calls:
-            results = (self._results.get(call.id) or _not_run(call) for call in self._calls)
+            results = (self._results.get(call.id) or rendering.not_run(call) for call in self._calls)
             self._append(ToolResults(tuple(results)))
         for words in self._held:
-            self._append(UserMessage(valid(words)))
+            self._append(UserMessage(rendering.valid(words)))
         self._calls, self._results, self._held = (), {}, []
-
-
-def _opening(task: Task) -> str:
-    limits = task.limits
-    checks = "\n".join(f"- {check.name}: {check.command}" for check in task.checks)
-    return text(
-        "task",
-        prompt=task.prompt,
-        folder="/workspace/repo" + (f"/{task.repo.path}" if task.repo.path else ""),
-        checks=checks or "- none was given; verify your work yourself",
-        steps=limits.steps,
-        minutes=round(limits.working_time_s / 60, 1),
-        call_timeout_s=round(limits.call_timeout_s, 1),
-        memory_mib=limits.memory_bytes // 2**20,
-        tokens=limits.tokens,
-    )
-
-
-def _result(observation: Observation) -> ToolResult:
-    return ToolResult(call_id=observation.call_id, content=_json(observation), is_error=meter.failed(observation))
-
-
-def _not_run(call: ToolCall) -> ToolResult:
-    return _result(Observation(call_id=call.id, tool=call.name, status="interrupted", output="this call was not run"))
-
-
-def _json(observation: Observation) -> str:
-    """The observation as the model reads it."""
-    shown = {
-        "tool_call_id": observation.call_id,
-        "status": observation.status,
-        "exit_code": observation.exit_code,
-        "output": observation.output,
-    }
-    return valid(json.dumps(shown, ensure_ascii=False))
-
-
-def sendable(reply: Reply) -> Reply:
-    """The reply as it may be sent back: value-identical, but for text no provider could take.
-
-    Half surrogate pairs become U+FFFD. Arguments too large to have been executed are left out.
-    """
-    if any(len(call.arguments) > ARGUMENTS_BYTES_MAX for call in reply.calls):
-        calls = [
-            call.model_copy(update={"arguments": "{}"}) if len(call.arguments) > ARGUMENTS_BYTES_MAX else call
-            for call in reply.calls
-        ]
-        reply = reply.model_copy(update={"calls": tuple(calls), "native": None})
-    plain = reply.model_dump()
-    cleaned = _cleaned(plain)
-    return reply if cleaned == plain else Reply.model_validate(cleaned)
-
-
-def _cleaned(value: Any) -> Any:
-    if isinstance(value, str):
-        return valid(value)
-    if isinstance(value, dict):
-        return {valid(key): _cleaned(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cleaned(item) for item in value)
-    return value
-
-
-def valid(words: str) -> str:
-    """The text with every half surrogate pair replaced, so that it encodes as UTF-8."""
-    try:
-        words.encode()
-    except UnicodeEncodeError:
-        return words.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return words
-
-
-def _size(message: Message) -> int:
-    match message:
-        case UserMessage(text=words):
-            return len(words.encode())
-        case ToolResults(results=results):
-            return sum(len(result.content.encode()) for result in results)
-        case AssistantMessage(reply=reply):
-            calls = sum(len(call.name) + len(call.arguments.encode()) for call in reply.calls)
-            return calls + len(reply.text.encode()) + len(reply.reasoning.encode())

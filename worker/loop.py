@@ -51,16 +51,24 @@ def work(
             return None
         if (end := _between(host, transcript)) is not None:
             return end
+        if phase == "model" and transcript.full:
+            oversize = meter.oversize(transcript.tokens, host.task.limits)
+            if (end := _make_room(host, model, transcript, oversize)) is not None:
+                return end
+            continue
         request, size, began_s = transcript.request(phase), transcript.tokens, host.working_s()
-        oversize = meter.oversize(size, host.task.limits) if phase == "model" else None
-        reply = oversize or _ask(host, model, request)
+        reply = _ask(host, model, request)
         duration_ms = round((host.working_s() - began_s) * 1000)
         if isinstance(reply, Stopped):
             return reply
         if not _settled(host, reply):
             continue
         if isinstance(reply, Failure):
-            return _finish(host, reply)
+            # A provider may count otherwise than we do.
+            end = _make_room(host, model, transcript, reply) if reply.reason == "context" else _finish(host, reply)
+            if end is not None:
+                return end
+            continue
         replied = Replied(
             step=request.step,
             phase=phase,
@@ -135,6 +143,32 @@ def _settled(host: Host, reply: Reply | Failure) -> bool:
 def _drop(host: Host, reply: Reply | Failure, why: str) -> None:
     if isinstance(reply, Reply):
         host.commit(Unrecorded(cost_microusd=reply.cost_microusd, tokens=reply.usage.total, detail=why))
+
+
+def _make_room(
+    host: Host, model: Model, transcript: context.Transcript, lacking: Failure | None
+) -> Finished | Stopped | None:
+    """Let the model make a summary of the older part. It is committed with its cost, also when it is of no use.
+
+    When nothing can give way, or it did not help twice in a row, the run goes on for as long as it can. lacking: why
+    it cannot, None while there is room still.
+    """
+    if not host.settle():
+        return None  # the last call was committed as something else than was shown
+    for tries in range(host.run.compactions_in_row, meter.SUMMARIES_MAX):
+        asked = transcript.summary(tries)
+        if asked is None:
+            break
+        reply = _ask(host, model, asked.request)
+        if isinstance(reply, Reply):
+            host.commit(transcript.compacted(asked, reply))
+            return None
+        if isinstance(reply, Stopped):
+            return reply
+        if reply.reason != "context":
+            return _finish(host, reply)
+    transcript.full = False
+    return None if lacking is None else _finish(host, lacking)
 
 
 def _told(call: ToolCall, status: ObservationStatus, text: str) -> Observed:

@@ -27,6 +27,9 @@ from worker.contract.task import Limits
 RESERVE_TOKENS = 16_384
 """Kept free for the reply and what it leads to (plan, section 6)."""
 
+SUMMARIES_MAX = 2
+"""In a row, without a reply between them: a third would make no room either."""
+
 REPORT_TAIL_LINES = 15
 REPORT_TAIL_CHARS = 2_000
 
@@ -151,7 +154,6 @@ def _same_arguments(raw: str) -> str:
 
 def report(run: Run, records: Sequence[Record]) -> str:
     """What a run that was stopped leaves for its reader: plan, files touched, last checks, last error."""
-    plan = [f"- [{item.status}] {item.text}" for item in run.plan] or ["- none was written"]
     files = [f"- {path}" for path in run.files] or ["- none"]
     checks = error = None
     for record in records:
@@ -168,12 +170,17 @@ def report(run: Run, records: Sequence[Record]) -> str:
                 )
     parts = (
         f"Stopped after {run.steps} steps.",
-        "\n".join(["Plan:", *plan]),
+        "\n".join(["Plan:", *plan_lines(run)]),
         "\n".join(["Files touched:", *files]),
         f"Last checks:\n{_tail(checks) if checks else '- never run by the agent'}",
         f"Last error:\n{_tail(error) if error else '- none'}",
     )
     return "\n\n".join(parts)
+
+
+def plan_lines(run: Run) -> list[str]:
+    """The plan as a list, one line an item."""
+    return [f"- [{item.status}] {item.text}" for item in run.plan] or ["- none was written"]
 
 
 def failed(observation: Observation) -> bool:

@@ -53,6 +53,9 @@ def short(record: Record) -> str:
             return f"waits: {_waits(event)}"
         case Yielded() as event:
             return f"given back: {event.why} {event.failure or ''}".rstrip()
+        case Compacted() as event:
+            stands = f"a summary stands for what was before step {event.through}"
+            return stands if event.summary else "a summary was of no use"
         case Finished() as event:
             return f"stopped: {event.failure}" if event.failure else "the agent is done; checking"
         case Sealed() as event:
@@ -88,7 +91,7 @@ def full(record: Record) -> str:
         case FedBack() as event:
             return f"told by the checks\n{event.text}" if event.checks else short(record)
         case Compacted() as event:
-            return f"context up to step {event.through} replaced by\n{event.summary}"
+            return f"{short(record)}\n{event.summary}".rstrip()
         case Finished() as event:
             ended = f"stopped: {event.failure}: {event.failure.detail}" if event.failure else "done"
             return f"{ended}\n{event.text}".rstrip()

@@ -92,6 +92,7 @@ class Run(Frozen):
     malformed_replies: int = 0
     feedbacks: int = 0
     compactions: int = 0
+    compactions_in_row: int = 0
     context_tokens: int = 0
     pending: tuple[ToolCall, ...] = ()
     called: str = ""
@@ -197,7 +198,9 @@ class Run(Frozen):
             case Unrecorded():
                 return self._spend(Usage(input_tokens=event.tokens), event.cost_microusd)
             case Compacted():
-                return self._spend(event.usage, event.cost_microusd)._with(compactions=self.compactions + 1)
+                return self._spend(event.usage, event.cost_microusd)._with(
+                    compactions=self.compactions + 1, compactions_in_row=self.compactions_in_row + 1
+                )
             case FedBack():
                 feedbacks = self.feedbacks + bool(event.checks)
                 return self._with(turn="model", finished=None, verdict=None, unheard=False, feedbacks=feedbacks)
@@ -230,6 +233,7 @@ class Run(Frozen):
         cut = reply.stop == "length"
         return self._spend(reply.usage, reply.cost_microusd)._with(
             steps=event.step,
+            compactions_in_row=0,
             command_steps=event.step if event.phase == "commands" else self.command_steps,
             context_tokens=event.context_tokens,
             pending=executable,

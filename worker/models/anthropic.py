@@ -59,15 +59,17 @@ class AnthropicModel:
                 messages[-1]["content"] += content
             elif content:
                 messages.append({"role": role, "content": content})
+        # Nobody comes back to a request for a summary, and what is written to a cache costs more than what is read.
+        cached = _CACHED if request.purpose == "reply" else {}
         for message in [message for message in messages if message["role"] == "user"][-CACHED_TURNS:]:
-            message["content"][-1] |= _CACHED
+            message["content"][-1] |= cached
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_output_tokens,
             "messages": messages,
         }
         if request.system:
-            body["system"] = [{"type": "text", "text": clean(request.system)} | _CACHED]
+            body["system"] = [{"type": "text", "text": clean(request.system)} | cached]
         if request.tools:
             body["tools"] = [
                 {"name": tool.name, "description": tool.description, "input_schema": tool.schema}

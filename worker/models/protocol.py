@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
@@ -55,6 +55,8 @@ class ModelRequest:
     """system: the standing instructions. messages: oldest first, starts with a UserMessage.
 
     step: number the reply will have, from 1. reply_index: how many replies of this model were committed before.
+    purpose: summary asks for words that stand for a part of the conversation; it is no step, and reply_index counts
+    the summaries before it.
     """
 
     system: str
@@ -63,6 +65,7 @@ class ModelRequest:
     step: int
     reply_index: int
     max_output_tokens: int = 16_384
+    purpose: Literal["reply", "summary"] = "reply"
 
 
 class Model(Protocol):

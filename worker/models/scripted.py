@@ -25,17 +25,21 @@ from worker.models.protocol import (
 SHOWN_CHARS: Final = 400
 """How much of what was seen a mismatch shows."""
 
+SUMMARY: Final = "A script keeps no notes."
+
 
 @dataclass(frozen=True)
 class ScriptedModel:
-    """Says the script's replies in order. A script that has ended with words (a reply without calls) says them
-    again when asked again; one that ended with calls fails."""
+    """Says the script's replies in order; a summary is none of them. A script that has ended with words, a reply
+    without calls, says them again when asked again; one that ended with calls fails."""
 
     name: str
     script: Script
 
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         """The script's next reply. Raises InvalidFault when `expect` is not found or the script is at its end."""
+        if request.purpose == "summary":
+            return Reply(text=SUMMARY, cost_microusd=0, price_source="script", model=self.name)
         values = _variables(request.messages)
         chosen = self._choose(request, values)
         if chosen.delay_s and cancel.wait(min(chosen.delay_s, timeout_s)):
