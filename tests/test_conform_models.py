@@ -145,6 +145,16 @@ def test_a_model_says_its_replies_in_order_and_ends_with_words(subject: Subject)
     assert not replies[2].calls
 
 
+@pytest.mark.parametrize("subject", ["scripted", "replay"], indirect=True)
+def test_a_summary_is_none_of_the_replies(subject: Subject) -> None:
+    """Words without a call, whatever would be said next."""
+    request = ModelRequest("Take notes.", (UserMessage("all of it"),), (), step=1, reply_index=0, purpose="summary")
+    reply = subject.model.reply(request, timeout_s=30, cancel=Cancel())
+    assert reply.text
+    assert not reply.calls
+    assert reply.stop == "end"
+
+
 def test_call_ids_are_unique_in_the_run(subject: Subject) -> None:
     """Ours, whatever a provider repeats (T13)."""
     ids = [call.id for _, reply in converse(subject.model) for call in reply.calls]

@@ -80,6 +80,7 @@ def test_a_program_reads_the_whole_request(programs: Callable[..., ProgramModel]
         "tools": [{"name": "run_command", "description": "Run it.", "schema": TOOL.schema}],
         "step": 7,
         "reply_index": 0,
+        "purpose": "reply",
         "max_output_tokens": 16_384,
         "timeout_s": 30,
     }

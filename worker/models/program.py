@@ -1,8 +1,9 @@
 """Owns models that are programs of the deployment's own, `command:NAME`: a request is one line of JSON on stdin, its
 reply one line on stdout. Refuses a program that the operator did not list: a task can only name one.
 
-A request is `{"v": 1, "model", "system", "messages", "tools", "step", "reply_index", "max_output_tokens",
-"timeout_s"}`. model: what stands behind the slash of `command:NAME/MODEL`. messages, oldest first:
+A request is `{"v": 1, "model", "system", "messages", "tools", "step", "reply_index", "purpose", "max_output_tokens",
+"timeout_s"}`. model: what stands behind the slash of `command:NAME/MODEL`. purpose: "reply", or "summary" where words
+are wanted that stand for a part of the conversation. messages, oldest first:
 
     {"role": "user", "text"}
     {"role": "assistant", "text", "calls": [{"id", "name", "arguments"}], "native"}     native: as the program gave it
@@ -107,6 +108,7 @@ class ProgramModel:
             ],
             "step": request.step,
             "reply_index": request.reply_index,
+            "purpose": request.purpose,
             "max_output_tokens": request.max_output_tokens,
             "timeout_s": timeout_s,
         }
