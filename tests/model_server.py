@@ -42,7 +42,7 @@ class ModelServer:
         """From now on the server speaks TLS, with a certificate that only the returned file vouches for."""
         assert self.server is not None
         certificate, key = folder / "certificate.pem", folder / "key.pem"
-        _self_signed(certificate, key)
+        self_signed(certificate, key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
@@ -89,7 +89,8 @@ class ModelServer:
         self.answers.put(cut)
 
 
-def _self_signed(certificate: Path, key: Path) -> None:
+def self_signed(certificate: Path, key: Path) -> None:
+    """Write a certificate of `localhost` that is its own authority, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

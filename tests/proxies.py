@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import random
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -89,8 +91,15 @@ class HttpProxy(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, tls: tuple[Path, Path] | None = None) -> None:
+        """tls: certificate of `localhost` and its key, to be reached by `https://`."""
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        if tls is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(*tls)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            self.url = f"https://localhost:{self.server_port}"
         self.target = target.removeprefix("http://")
         self.seen: list[str] = []
         self.before: Callable[[str, str], Answer | None] = lambda method, path: None
@@ -103,10 +112,6 @@ class HttpProxy(ThreadingHTTPServer):
         self.date: datetime | None = None
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
         self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     def shutdown_request(self, request: Any) -> None:
         """Close without a FIN of our own, so that SO_LINGER decides."""
@@ -132,10 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
         proxy.seen.append(" ".join(where))
         if proxy.away:
             return self.reset()
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.received()
         if (answer := proxy.before(*where)) is not None:
             return self.reply(answer.status, answer.headers, answer.body) if answer.status else self.reset()
-        left_out = {"expect", "connection", "content-length"} | (CHUNKED_HEADERS if proxy.raw else set())
+        left_out = {"expect", "connection", "content-length", "transfer-encoding"} | (
+            CHUNKED_HEADERS if proxy.raw else set()
+        )
         headers = {name: value for name, value in self.headers.items() if name.lower() not in left_out}
         with contextlib.closing(http.client.HTTPConnection(proxy.target)) as onward:
             onward.request(self.command, proxy.onward(self.path), proxy.damage(body), headers)
@@ -148,6 +155,16 @@ class _Handler(BaseHTTPRequestHandler):
         return self.reply(response.status, kept, data, length)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+
+    def received(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
 
     def reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)

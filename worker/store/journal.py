@@ -304,7 +304,8 @@ def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[
         if record.run != run or record.seq != seq:
             raise IntegrityFault(f"{where} belongs to segment {record.seq} of run {record.run}")
         if prev is not None and record.prev != prev:
-            raise IntegrityFault(f"{where} does not continue the chain")
+            begins = f", which begins at {keys.task(run)}" if seq == 0 and number == 1 else ""
+            raise IntegrityFault(f"{where} does not continue the chain{begins}")
         prev = digest(text)
         lines.append((record, prev))
     return lines
