@@ -319,6 +319,48 @@ def test_task_and_plan_are_said_again_every_15_steps() -> None:
     assert body(messages(transcript)[1:]).count("Fix the sum.") == 2
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"steps": 10}, "8 of 10 steps are used"),
+        ({"tokens": 1_000}, "800 of 1,000 tokens are used"),
+        ({"cost_usd": 0.1}, "$0.08 of $0.10 are used"),
+    ],
+)
+def test_at_80_percent_of_a_budget_the_agent_is_told_once_to_wrap_up(limits: dict[str, float], said: str) -> None:
+    """After the eighth of ten equal steps, and not again."""
+    transcript = Transcript(task(**limits))
+    told = []
+    for n in range(1, 10):
+        call = shell(f"echo {n}", n)
+        transcript.reply(call, usage=Usage(input_tokens=100), cost_microusd=10_000)
+        transcript.observe(call)
+        told.append(body(messages(transcript)).count("This run nears a limit"))
+    assert told == [0] * 7 + [1] * 2
+    assert said in body(messages(transcript))
+
+
+def test_budgets_that_are_near_at_once_are_told_of_together() -> None:
+    """One message; a budget that comes near later has its own."""
+    transcript = Transcript(task(steps=10, tokens=1_000, cost_usd=0.09))
+    for n in range(1, 10):
+        transcript.reply(shell(f"echo {n}", n), usage=Usage(input_tokens=100), cost_microusd=10_000 * (n > 1))
+        transcript.observe(shell(f"echo {n}", n))
+    told = [one.text for one in messages(transcript) if isinstance(one, UserMessage) and "nears a limit" in one.text]
+    first, second = told
+    assert "8 of 10 steps, 800 of 1,000 tokens" in first
+    assert "$0.08 of $0.09" in second
+
+
+@pytest.mark.parametrize(("call_s", "told"), [(75, False), (78, True)])
+def test_time_is_counted_up_to_the_end_of_the_last_call(call_s: int, told: bool) -> None:
+    """The reply came after two seconds (each commit takes one); 80 s of 100 are near the limit."""
+    transcript = Transcript(task(working_time_s=100, call_timeout_s=90))
+    transcript.reply(shell("make", 1))
+    transcript.observe(shell("make", 1), duration_ms=call_s * 1_000)
+    assert ("of 1.7 minutes are used" in body(messages(transcript))) is told
+
+
 def test_what_a_provider_counted_above_the_estimate_stays_counted() -> None:
     """The next request has that, the reply, and what came since."""
     transcript = Transcript(task())

@@ -84,7 +84,8 @@ class Transcript:
     """A run's records as the messages of a request, kept up to date by `follow`.
 
     What was shown depends on the records alone: one that has followed a run all along and a fresh one make the same
-    requests. Results of one reply are held back until all are there, and so is what comes meanwhile.
+    requests. Results of one reply are held back until all are there, and so is what comes meanwhile. Time is what
+    records tell of it: up to the last reply, and how long its calls took.
     repeats: see meter.Repeats. full: old outputs are gone, and there is little room still: time for a summary.
     """
 
@@ -113,6 +114,8 @@ class Transcript:
         self._notes = ""
         self._words: list[tuple[int, str]] = []
         self._restated = 0
+        self._warned: set[str] = set()
+        self._worked_s = 0.0
         self._head = 1
         self._append(UserMessage(rendering.valid(rendering.opening(self._task))))
 
@@ -203,8 +206,10 @@ class Transcript:
                 self._append(UserMessage(rendering.valid(text("instructions", files=told))))
                 self._head += 1
             case Replied() as replied:
+                self._worked_s = self._run.working_s
                 self._reply(replied)
             case Observed(observation=observation):
+                self._worked_s += observation.duration_ms / 1000
                 self._observe(observation)
             case FedBack(text=words) if words:
                 self._held.append(words)
@@ -227,6 +232,7 @@ class Transcript:
     def _turn(self) -> None:
         """It is the model's turn: what waited for the results is said, and what has no room gives way."""
         self._flush()
+        self._warn()
         steps = self._run.steps - self._run.command_steps
         if steps % RESTATED_STEPS == 0 and steps > self._restated:
             self._restate()
@@ -234,6 +240,17 @@ class Transcript:
             self._replace(compaction.pruned(self._messages, self._keep_bytes))
             # Nearly as full as before: what is next would have to be pruned at each step, and no cache would hit.
             self.full = self.tokens > self._room_tokens - self._keep_bytes / compaction.BYTES_PER_TOKEN
+
+    def _warn(self) -> None:
+        """Once for each budget that is nearly used up."""
+        used = self._used()
+        near = [name for name in used if used[name][0] >= meter.WRAP_UP_SHARE and name not in self._warned]
+        if near:
+            self._warned.update(near)
+            self._append(UserMessage(text("wrap_up", used=", ".join(used[name][1] for name in near))))
+
+    def _used(self) -> dict[str, tuple[float, str]]:
+        return meter.used(self._run, self._task.limits, self._worked_s)
 
     def _compact(self, through: int, summary: str) -> None:
         start = self._start(through)
@@ -273,16 +290,8 @@ class Transcript:
         self._append(self._reminder())
 
     def _reminder(self) -> UserMessage:
-        run, limits = self._run, self._task.limits
-        told = text(
-            "restated",
-            task=self._goal,
-            plan="\n".join(meter.plan_lines(run)),
-            steps=run.steps,
-            steps_limit=limits.steps,
-            tokens=run.tokens,
-            tokens_limit=limits.tokens,
-        )
+        used = ", ".join(words for _, words in self._used().values())
+        told = text("restated", task=self._goal, plan="\n".join(meter.plan_lines(self._run)), used=used)
         return UserMessage(rendering.valid(told))
 
     @property

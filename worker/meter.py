@@ -27,6 +27,9 @@ from worker.contract.task import Limits
 RESERVE_TOKENS = 16_384
 """Kept free for the reply and what it leads to (plan, section 6)."""
 
+WRAP_UP_SHARE = 0.8
+"""Of a budget: when so much of it is used, the model is told to come to an end."""
+
 SUMMARIES_MAX = 2
 """In a row, without a reply between them: a third would make no room either."""
 
@@ -62,6 +65,22 @@ def _stop_before_reply(run: Run, limits: Limits) -> Failure | None:
         detail = f"${run.cost_microusd / 1_000_000:.2f} of ${limits.cost_usd:.2f} is spent"
         return Failure(cls="limit", reason="cost", detail=detail)
     return None
+
+
+def used(run: Run, limits: Limits, working_s: float) -> dict[str, tuple[float, str]]:
+    """Of each budget the share that is used, and the same in words. Money is left out while none is known."""
+    parts = {
+        "steps": (run.steps / limits.steps, f"{run.steps} of {limits.steps} steps"),
+        "tokens": (run.tokens / limits.tokens, f"{run.tokens:,} of {limits.tokens:,} tokens"),
+        "wall": (
+            working_s / limits.working_time_s,
+            f"{working_s / 60:.1f} of {limits.working_time_s / 60:.1f} minutes",
+        ),
+    }
+    if limits.cost_usd is not None and run.cost_microusd:
+        share = run.cost_microusd / (limits.cost_usd * 1_000_000)
+        parts["cost"] = (share, f"${run.cost_microusd / 1_000_000:.2f} of ${limits.cost_usd:.2f}")
+    return parts
 
 
 def oversize(context_tokens: int, limits: Limits) -> Failure | None:
