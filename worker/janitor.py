@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import structlog
 
-from worker.contract.errors import EngineFault, Fault, NotFoundFault, StoreFault
+from worker.contract.errors import EngineFault, Fault, IntegrityFault, NotFoundFault, StoreFault
 from worker.contract.run import Run
 from worker.sandbox.protocol import Owner, Sandbox
 from worker.store.archive import Archive
@@ -21,25 +21,30 @@ LOG = structlog.get_logger(__name__)
 def sweep(archive: Archive, archive_id: str, sandbox: Sandbox, *, run: str | None = None) -> int:
     """Remove what belongs to no living attempt; returns how many things went. run: look at that run's only.
 
-    Raises EngineFault and StoreFault as they come. What belongs to a run that this archive does not know stays: an
-    archive that is not mounted looks the same.
+    Raises StoreFault as it comes; EngineFault and IntegrityFault after all other runs were looked at. What belongs to
+    a run that this archive does not know stays: an archive that is not mounted looks the same.
     """
     found: dict[str, list[tuple[Owner, str]]] = defaultdict(list)
     for owner, resource in sandbox.owned(archive_id):
         if run is None or owner.run == run:
             found[owner.run].append((owner, resource))
     removed = 0
+    faults: list[Fault] = []
     for name, things in found.items():
         try:
             state = Journal(archive, name).load()
+            for owner, resource in things:
+                if not living(state, owner.claim):
+                    sandbox.remove(resource)
+                    removed += 1
         except NotFoundFault:
             continue
-        for owner, resource in things:
-            if not living(state, owner.claim):
-                sandbox.remove(resource)
-                removed += 1
+        except (EngineFault, IntegrityFault) as fault:
+            faults.append(fault)
     if removed:
         LOG.info("janitor_removed", things=removed)
+    if faults:
+        raise faults[0]
     return removed
 
 
@@ -66,15 +71,21 @@ class Janitor(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped.wait(self._interval_s):
-            try:
-                sweep(*self._place)
-                if images := self._sandbox.trim_images(self._images_bytes):
-                    LOG.info("images_removed", images=images)
-            except (EngineFault, StoreFault) as fault:
-                LOG.warning("janitor_waits", fault=str(fault))
-            except Fault as fault:
-                # A journal it cannot trust must not stop it from sweeping the rest of the host's life.
-                LOG.error("janitor_fault", fault=str(fault))
+            for act in (self._sweep, self._trim):
+                try:
+                    act()
+                except (EngineFault, StoreFault) as fault:
+                    LOG.warning("janitor_waits", fault=str(fault))
+                except Fault as fault:
+                    # A journal it cannot trust must not stop it from sweeping the rest of the host's life.
+                    LOG.error("janitor_fault", fault=str(fault))
+
+    def _sweep(self) -> None:
+        sweep(*self._place)
+
+    def _trim(self) -> None:
+        if images := self._sandbox.trim_images(self._images_bytes):
+            LOG.info("images_removed", images=images)
 
     def stop(self) -> None:
         """End after the sweep in hand."""
