@@ -34,14 +34,16 @@ FIRST_PROCESS = """
 mount -t tmpfs -o mode=755 none /run
 mkdir -p /etc/docker
 mount -t tmpfs none /etc/docker
+mkdir "$1"
+mount -t tmpfs none "$1"
 exec env --ignore-signal=CHLD sleep infinity
 """
-"""/run holds sockets that an engine puts nowhere else, /etc/docker the key its id comes from. Who ignores CHLD reaps
-orphans."""
+"""$1 is the disk: in memory, so that it is fast, and gone with the machine. /run holds sockets that an engine puts
+nowhere else, /etc/docker the key its id comes from. Who ignores CHLD reaps orphans."""
 
 
 class OwnEngine:
-    """A `dockerd` with its containerd, data root and sockets in `folder`, not started yet."""
+    """A `dockerd` with its containerd, not started yet. folder: where its socket and its log are."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,6 +54,10 @@ class OwnEngine:
     @property
     def url(self) -> str:
         return f"unix://{self.folder / 'docker.sock'}"
+
+    @property
+    def _disk(self) -> str:
+        return f"{self.folder}/disk"
 
     def start(self) -> None:
         """Start what does not run of it, and wait until it answers."""
@@ -68,7 +74,7 @@ class OwnEngine:
                 "--kill-child",
             )
             self._machine = subprocess.Popen(
-                [*words, "--mount-proc", "sh", "-c", FIRST_PROCESS], stderr=subprocess.DEVNULL
+                [*words, "--mount-proc", "sh", "-c", FIRST_PROCESS, "sh", self._disk], stderr=subprocess.DEVNULL
             )
             wait_for(lambda: self._first() and _program(self._first()) == "sleep")
         if self._dockerd is None:
@@ -133,11 +139,10 @@ class OwnEngine:
         return containers + self.docker("volume", "ls", "--quiet").split()
 
     def _command(self) -> list[str]:
-        place = self.folder
         return [
             *("nsenter", "--target", str(self._first()), "--net", "--mount", "--pid", "dockerd"),
-            *("--host", self.url, "--data-root", f"{place}/data", "--exec-root", f"{place}/exec"),
-            *("--pidfile", f"{place}/pid", "--cgroup-parent", self._name, "--storage-driver", "overlay2"),
+            *("--host", self.url, "--data-root", f"{self._disk}/data", "--exec-root", f"{self._disk}/exec"),
+            *("--pidfile", f"{self._disk}/pid", "--cgroup-parent", self._name, "--storage-driver", "overlay2"),
             *("--exec-opt", "native.cgroupdriver=cgroupfs", "--iptables=false", "--log-level", "warn"),
         ]
 
@@ -217,6 +222,7 @@ def own_sandbox(own_engine: OwnEngine, tmp_path: Path) -> Iterator[DockerSandbox
     sandbox = DockerSandbox(Settings(docker_url=own_engine.url, state_dir=tmp_path / "state"))
     yield sandbox
     sandbox.close()
+    own_engine.start()
     left = own_engine.things()
     if left:
         own_engine.lose()
@@ -272,6 +278,7 @@ class EngineProxy:
             if answer.status:
                 said = b"HTTP/1.1 %d Spoiled\r\nContent-Type: application/json\r\nConnection: close\r\n"
                 client.sendall(said % answer.status + b"Content-Length: %d\r\n\r\n" % len(answer.body) + answer.body)
+            client.shutdown(socket.SHUT_RDWR)  # closing alone is not seen while the other thread reads
 
 
 def _request(client: socket.socket) -> tuple[bytes, bytes]:
