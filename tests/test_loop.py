@@ -421,6 +421,30 @@ def test_the_same_call_after_an_edit_is_legitimate() -> None:
     assert work(host, Says(*[runs("pytest")] * 12, DONE), Toolset()) == Finished(text="It is done.")
 
 
+def test_two_fixes_that_take_turns_are_warned_of_and_stopped() -> None:
+    """Trees A, B, A, B, with a test between them that says something new each time: told at 3, 5 and 8 changes, one
+    reply after the change, stopped at 10 as a loop."""
+    numbers = iter(range(100))
+    tree = ["start"]
+
+    def shell(command: str) -> tuple[int, str, str]:
+        if command != "test":
+            tree[0] = command[-1]
+        return 0, f"failed in 0.{next(numbers)} s", tree[0]
+
+    host = Told(task(), shell)
+    commands = [command for n in range(20) for command in (f"fix {n} {'ab'[n % 2]}", "test")]
+    model = Says(*(runs(command) for command in commands))
+    assert failure(work(host, model, Toolset())) == "agent/loop"
+    assert "back and forth" in str(host.run.finished)
+    told = [
+        n for n, request in enumerate(model.asked) if "back and forth" in getattr(request.messages[-1], "text", "")
+    ]
+    # fix 3 is the third change between a and b (fix 0 came from the start): request 6 made it, 7 tested, 8 is told.
+    assert told == [8, 12, 18]
+    assert [command for command in host.ran if command != "test"][-1] == "fix 10 a"
+
+
 def test_failing_calls_in_a_row_are_warned_of_and_stopped() -> None:
     """Told at five, stopped at eight."""
     numbers = iter(range(100))

@@ -6,12 +6,13 @@ import pytest
 from transcripts import Transcript, shell, task
 
 from worker import meter
-from worker.contract.events import FedBack, Observation, Observed, PlanItem
+from worker.contract.events import FedBack, Observation, Observed, PlanItem, Steered
 from worker.contract.task import Limits
 
 
 def stop(transcript: Transcript, working_s: float = 0) -> str:
-    return str(meter.stop(transcript.run, transcript.task.limits, repeats(transcript).last, working_s))
+    counted = repeats(transcript)
+    return str(meter.stop(transcript.run, transcript.task.limits, counted.last, working_s, counted.turns))
 
 
 def repeats(transcript: Transcript) -> meter.Repeats:
@@ -61,6 +62,29 @@ def test_two_calls_taking_turns_are_a_loop() -> None:
     assert stop(transcript) == "None"
     transcript.step("one", "1", tree="a")
     assert stop(transcript) == "agent/loop"
+
+
+@pytest.mark.parametrize(
+    ("trees", "turns"),
+    [("abab", 3), ("aabbaa", 2), ("abcabc", 1), ("abacabad", 1), ("ababc", 1), ("abababababa", 10)],
+)
+def test_changes_between_two_states_of_the_files_are_counted(trees: str, turns: int) -> None:
+    """A, B, A, B: whatever the calls were and said. A new state is progress, and so is another way to an old one."""
+    transcript = Transcript(task())
+    for n, tree in enumerate(trees):
+        transcript.step(f"edit {n}", str(n), tree=tree)
+        transcript.step("test", str(n))
+    assert repeats(transcript).turns == turns
+    assert stop(transcript) == ("agent/loop" if turns == 10 else "None")
+
+
+def test_a_person_s_words_let_two_states_begin_anew() -> None:
+    """Also in a fork of a run that was stopped for it."""
+    transcript = Transcript(task())
+    for n, tree in enumerate("abababababa"):
+        transcript.step(f"edit {n}", tree=tree)
+    transcript.commit(Steered(n=0, kind="message", by="ada", text="Take the first."))
+    assert stop(transcript) == "None"
 
 
 def test_arguments_that_differ_in_spacing_are_the_same() -> None:

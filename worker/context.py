@@ -43,7 +43,8 @@ from worker.models.protocol import (
 from worker.prompts import text
 
 REPEAT_NUDGES = (3, 5, 8)
-"""How often the same call must have had the same result before the model is told (plan, section 6)."""
+"""How often the same call must have had the same result, or the files have gone back and forth, before the model is
+told (plan, section 6)."""
 
 COMMAND_TAIL_CHARS = 4_000
 """Shown of what a command before the model's turn wrote; read_output has all of it."""
@@ -115,6 +116,7 @@ class Transcript:
         self._words: list[tuple[int, str]] = []
         self._restated = 0
         self._warned: set[str] = set()
+        self._turned = 0
         self._worked_s = 0.0
         self._head = 1
         self._append(UserMessage(rendering.valid(rendering.opening(self._task))))
@@ -318,6 +320,7 @@ class Transcript:
         self._append(AssistantMessage(rendering.sendable(reply)))
         counted = event.context_tokens + reply.usage.output_tokens
         self._uncounted_tokens = max(0, counted - round(self._bytes / compaction.BYTES_PER_TOKEN))
+        self._notice_turns()
         if reply.stop == "length":
             cut = text("cut", limit=self._task.limits.malformed_replies)
             for call in reply.calls:
@@ -328,6 +331,13 @@ class Transcript:
                 self._held.append(cut)
         elif not reply.calls and not reply.text.strip():
             self._held.append(text("empty", limit=self._task.limits.empty_replies))
+
+    def _notice_turns(self) -> None:
+        """Told with the results of the next reply: the tree of a call is known after the model has read of it."""
+        turns = self.repeats.turns
+        if any(self._turned < nudge <= turns for nudge in REPEAT_NUDGES):
+            self._held.append(text("alternating", times=turns, limit=self._task.limits.repeats))
+        self._turned = turns
 
     def _observe(self, observation: Observation) -> None:
         command = self._commands.get(observation.call_id)

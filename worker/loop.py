@@ -92,7 +92,8 @@ def _between(host: Host, transcript: context.Transcript) -> Finished | Parked | 
     if (asked := host.inbox()) is not None:
         return asked
     transcript.follow(host.records())
-    failure = meter.stop(host.run, host.task.limits, transcript.repeats.last, host.working_s())
+    repeats = transcript.repeats
+    failure = meter.stop(host.run, host.task.limits, repeats.last, host.working_s(), repeats.turns)
     if failure is None:
         return None
     return _finish(host, failure) if host.settle() else _between(host, transcript)

@@ -18,6 +18,7 @@ from worker.contract.events import (
     Observed,
     Record,
     Replied,
+    Steered,
     ToolCall,
     canonical,
 )
@@ -37,8 +38,9 @@ REPORT_TAIL_LINES = 15
 REPORT_TAIL_CHARS = 2_000
 
 
-def stop(run: Run, limits: Limits, repeats: int, working_s: float) -> Failure | None:
-    """Why the run must stop now, None to go on. repeats: `Repeats.last`; working_s: working time so far, seconds.
+def stop(run: Run, limits: Limits, repeats: int, working_s: float, turns: int = 0) -> Failure | None:
+    """Why the run must stop now, None to go on. repeats, turns: `Repeats.last` and `turns`; working_s: working time so
+    far, seconds.
 
     Steps, tokens and cost stop a run only when it is the model's turn: calls of a reply that is paid for still run.
     """
@@ -48,6 +50,9 @@ def stop(run: Run, limits: Limits, repeats: int, working_s: float) -> Failure | 
         return Failure(cls="agent", reason="failing_calls", detail=f"{run.failing_calls} calls in a row failed")
     if repeats >= limits.repeats:
         return Failure(cls="agent", reason="loop", detail=f"the same call gave the same result {repeats} times")
+    if turns >= limits.repeats:
+        detail = f"{turns} changes in a row led back and forth between the same two states of the files"
+        return Failure(cls="agent", reason="loop", detail=detail)
     return None if run.pending else _stop_before_reply(run, limits)
 
 
@@ -125,19 +130,21 @@ def provider_failure(fault: ProviderFault) -> Failure:
 
 
 class Repeats:
-    """How often the same call was made on the same work tree with the same result.
+    """How often the same call was made on the same work tree with the same result, and how often the work tree went
+    back to what it was before.
 
     An edit changes the tree, new output changes the result: both are progress. Times are counted over the whole
     run, so that two calls taking turns are seen too.
 
-    last: the count of the last record's observation, 0 for another event.
+    last: the count of the last record's observation, 0 for another event. turns: changes in a row that led from one
+    tree to another and back (A, B, A, B are three), whatever ran between them; a person's words begin anew.
     """
 
     def __init__(self) -> None:
         self._calls: dict[str, ToolCall] = {}
-        self._tree = ""
+        self._tree = self._tree_before = ""
         self._seen: Counter[tuple[object, ...]] = Counter()
-        self.last = 0
+        self.last = self.turns = 0
 
     def see(self, record: Record) -> None:
         """Take in one more record."""
@@ -145,14 +152,18 @@ class Repeats:
         self.last = 0
         if isinstance(event, Replied):
             self._calls = {call.id: call for call in event.reply.calls}
+        elif isinstance(event, Steered):
+            self.turns = 0
         elif isinstance(event, Observed):
             self.last = self._count(event)
             self.look(event)
 
     def look(self, event: Observed) -> None:
         """Know the tree that the next call starts on. Again for an observation whose snapshot came later."""
-        if event.snapshot is not None:
-            self._tree = event.snapshot.tree
+        if event.snapshot is None or event.snapshot.tree == self._tree:
+            return
+        self.turns = self.turns + 1 if event.snapshot.tree == self._tree_before else 1
+        self._tree_before, self._tree = self._tree, event.snapshot.tree
 
     def _count(self, event: Observed) -> int:
         seen = event.observation
