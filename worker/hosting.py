@@ -104,7 +104,10 @@ class AttemptHost:
         self._ledger.commit(*events)
 
     def inbox(self) -> Parked | Stopped | None:
-        return Stopped("drain") if self._station.drain.is_set() else self._mailbox.take()
+        if self._station.drain.is_set():
+            return Stopped("drain")
+        self._ledger.check()
+        return self._mailbox.take()
 
     def before_call(self, call: ToolCall, arguments: BaseModel) -> Ruling:
         task = self._task

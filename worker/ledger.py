@@ -155,8 +155,12 @@ class Ledger:
         return isinstance(committed, Observed) and committed.observation == shown.observed.observation
 
     def check(self) -> None:
-        """Nothing new begins on an expired term: wait for a heartbeat, then look at the journal's tail."""
-        self._check(self.run)
+        """Nothing new begins on an expired term: wait for a heartbeat, then look at the journal's tail. The commit of
+        what is shown does both; then it is waited for."""
+        if self._shown is None:
+            self._check(self.run)
+        elif not self._lease.wait_current():
+            self.settle()
 
     def patiently(self, write: Callable[[], T]) -> T:
         """Try a write to the archive again while the store is away. FencedFault when the lease is lost meanwhile."""
