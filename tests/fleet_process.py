@@ -1,6 +1,6 @@
 """Owns the two kinds of process of a fleet (fleets.py): a worker whose engine is in memory, and a scheduler. All else
 is the product's own: settings, archive, Redis, Celery, heartbeats, signals. Refuses to hold rules: it only swaps the
-engine, scales what is no setting (time limits of sockets), and writes down each call of an agent as it begins.
+engine, scales what is no setting (time limits of sockets), and notes each call and each request as it begins.
 
 `fleet_process.py worker FOLDER [--slots N] [--visibility S] [--broker URL] [--stall]`; `fleet_process.py scheduler`.
 """
@@ -20,11 +20,12 @@ from double_sandbox import MemorySandbox, MemoryWorkspace
 
 from scheduler import service
 from worker import main as worker_main
-from worker.contract.events import digest
+from worker.contract.events import Reply, digest
 from worker.contract.redact import Redactor
 from worker.contract.script import parse_script
 from worker.contract.settings import Settings
-from worker.contract.task import Limits
+from worker.contract.task import Limits, Task
+from worker.models.protocol import ModelRequest
 from worker.models.scripted import ScriptedModel
 from worker.sandbox.protocol import Owner
 from worker.station import Station
@@ -38,8 +39,26 @@ PATIENCE_S = 0.5
 """Time limit of a socket to Redis, a tenth of the product's for hints."""
 
 
+def note(folder: Path, run: str, what: str) -> None:
+    """Append `time run what` to the file `acts`; time is the monotonic clock's, which all processes share."""
+    with (folder / "acts").open("a") as file:
+        file.write(f"{time.monotonic()} {run} {what}\n")
+
+
+class WatchedModel(ScriptedModel):
+    """Notes each request to the model as it begins."""
+
+    def __init__(self, folder: Path, task: Task) -> None:
+        super().__init__(task.model, parse_script(task.script or "", "script"))
+        self._note = partial(note, folder, task.run, "model")
+
+    def reply(self, request: ModelRequest, **more: Any) -> Reply:
+        self._note()
+        return super().reply(request, **more)
+
+
 class WatchedSandbox(MemorySandbox):
-    """Appends `time run claim` to the file `calls` when a call of an agent begins; time is the monotonic clock's."""
+    """Notes each call of an agent as it begins."""
 
     def open(self, owner: Owner, image: str, limits: Limits) -> MemoryWorkspace:
         opened = super().open(owner, image, limits)
@@ -49,8 +68,7 @@ class WatchedSandbox(MemorySandbox):
 
     def _run(self, owner: Owner, run: Callable[..., Any], command: Any, **more: Any) -> Any:
         if command.kind == "shell":
-            with (self.folder.parent / "calls").open("a") as file:
-                file.write(f"{time.monotonic()} {owner.run} {owner.claim}\n")
+            note(self.folder.parent, owner.run, "call")
         return run(command, **more)
 
 
@@ -72,7 +90,7 @@ def station(folder: Path, settings: Settings, name: str, lane: str) -> Station:
         sandbox=WatchedSandbox(name, spool, IMAGES),
         redactor=Redactor({}),
         secrets={},
-        open_model=lambda task: ScriptedModel(task.model, parse_script(task.script or "", "script")),
+        open_model=partial(WatchedModel, folder),
     )
 
 

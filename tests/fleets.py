@@ -51,12 +51,12 @@ SCALED = {
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of an agent as it began. at: monotonic time of this machine, seconds."""
+class Act:
+    """A call of an agent, or a request to its model, as it began. at: monotonic time of this machine, seconds."""
 
     at: float
     run: str
-    claim: int
+    what: str
 
 
 class Process(subprocess.Popen[bytes]):
@@ -172,12 +172,15 @@ class Fleet:
         """How many log lines of all processes hold this."""
         return sum(process.said(what) for process in self.processes)
 
-    def calls(self, run: str) -> list[Call]:
-        """Those of a run that began, whatever became of them."""
-        path = self.folder / "calls"
+    def acts(self, run: str, what: str) -> list[Act]:
+        """Those of a run that began, `call` or `model`, whatever became of them."""
+        path = self.folder / "acts"
         lines = path.read_text().splitlines() if path.exists() else []
-        found = [Call(float(at), name, int(claim)) for at, name, claim in map(str.split, lines)]
-        return [call for call in found if call.run == run]
+        found = [Act(float(at), name, kind) for at, name, kind in map(str.split, lines)]
+        return [act for act in found if (act.run, act.what) == (run, what)]
+
+    def calls(self, run: str) -> list[Act]:
+        return self.acts(run, "call")
 
     def calling(self, run: str, number: int = 1) -> None:
         """Wait until the number-th call of a run has begun."""

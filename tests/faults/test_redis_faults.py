@@ -165,25 +165,47 @@ def test_an_empty_redis_is_filled_again_from_the_archive(fleet: Fleet) -> None:
     assert fleet.hints.epoch() not in (None, before)
 
 
+def silenced(fleet: Fleet, silent_s: float) -> tuple[float, float]:
+    """Swallow every byte to and from Redis for a while. Returns from when on nothing may begin, and when it was over;
+    monotonic time, seconds."""
+    began = monotonic()
+    fleet.proxy.switch("blackhole")
+    threading.Event().wait(silent_s)
+    fleet.proxy.switch("forward")
+    return began + fleet.settings.own_deadline_s + 0.5, monotonic()  # 0.5: from the look at the clock to the act
+
+
 @pytest.mark.parametrize("longer_than", ["heartbeat_s", "lease_ttl_s"])
 def test_a_silent_redis_is_waited_for(fleet: Fleet, longer_than: str) -> None:
-    """F20: every byte is swallowed for a while. Past the own deadline no call begins, and afterwards all goes on by
-    itself: each call is committed once, whoever did it."""
+    """F20: past the own deadline no call begins, and afterwards all goes on by itself: each call is committed once,
+    whoever did it."""
     silent_s = getattr(fleet.settings, longer_than) + 1
     calls = round((silent_s + 2) / 0.4)
     run = fleet.submit(*(f"sleep 0.4; echo {number} >> a.txt" for number in range(calls)))
     fleet.calling(run, 2)
-    fleet.proxy.switch("blackhole")
-    began = monotonic()
-    threading.Event().wait(silent_s)
-    fleet.proxy.switch("forward")
-    over = monotonic()
+    late, over = silenced(fleet, silent_s)
     fleet.ended(run)
-    late = began + fleet.settings.own_deadline_s + 0.5  # between the look at the clock and the call's first line
     assert [call for call in fleet.calls(run) if late < call.at < over] == []
     assert [call for call in fleet.calls(run) if call.at > over], "it was over before Redis was back"
     assert len(fleet.events(run, "observed")) == calls
     fleet.ended(fleet.submit(), timeout_s=RETURN_S)
+
+
+SLOW_CALL = """
+- calls: [{tool: run_command, arguments: {command: "sleep 4; echo more >> a.txt"}}]
+- text: Done.
+"""
+
+
+def test_no_model_is_asked_while_redis_is_silent(fleet: Fleet) -> None:
+    """F20: a call that began in time ends past the own deadline; its result waits for Redis before the model reads
+    it, which costs nothing."""
+    run = fleet.submit(model="scripted:slow", script=SLOW_CALL, prompt="Do.", commands=())
+    fleet.calling(run)
+    late, over = silenced(fleet, fleet.settings.lease_ttl_s + 1)
+    fleet.ended(run)
+    assert [act for act in fleet.acts(run, "model") if late < act.at < over] == []
+    assert len(fleet.events(run, "replied")) == len(fleet.acts(run, "model")) == 2
 
 
 def test_connections_that_are_reset_again_and_again(fleet: Fleet) -> None:
