@@ -238,6 +238,21 @@ def test_cut_replies_in_between_do_not_add_up() -> None:
     assert work(Told(task()), Says(cut, cut, runs("ls"), cut, cut, DONE), Toolset()) == Finished(text=DONE.text)
 
 
+@pytest.mark.parametrize("kinds", ["em", "ec", "ecm"])
+def test_bad_replies_of_different_kinds_in_turns_end_the_run(kinds: str) -> None:
+    """T02, T06: empty, cut and malformed ones between each other: no good one came, so each kind counts on."""
+    bad = {"e": Reply(), "c": Reply(text="so lo", stop="length"), "m": calls("nope", "{}")}
+    model = Says(*[bad[kind] for kind in kinds] * 10)
+    assert failure(work(Told(task()), model, Toolset())).startswith("agent/")
+    assert len(model.asked) <= 7
+
+
+def test_a_good_call_begins_the_count_of_bad_replies_anew() -> None:
+    """Two empty ones, a call, two more: no three in a row."""
+    model = Says(Reply(), Reply(), runs("ls"), Reply(), Reply(), DONE)
+    assert work(Told(task()), model, Toolset()) == Finished(text=DONE.text)
+
+
 def test_calls_that_never_parse_end_the_run() -> None:
     """Three replies in a row without one valid call."""
     assert failure(work(Told(task()), Says(calls("nope", "{}")), Toolset())) == "agent/malformed_calls"

@@ -39,8 +39,8 @@ REPORT_TAIL_CHARS = 2_000
 
 
 def stop(run: Run, limits: Limits, repeats: int, working_s: float, turns: int = 0) -> Failure | None:
-    """Why the run must stop now, None to go on. repeats, turns: `Repeats.last` and `turns`; working_s: working time so
-    far, seconds.
+    """Why the run must stop now, None to go on. repeats, turns: `Repeats.last` and `turns`; working_s: working time
+    so far, seconds.
 
     Steps, tokens and cost stop a run only when it is the model's turn: calls of a reply that is paid for still run.
     """

@@ -238,8 +238,9 @@ class Run(Frozen):
             context_tokens=event.context_tokens,
             pending=executable,
             turn="calls" if executable else "model",
-            empty_replies=self.empty_replies + 1 if empty else 0,
-            malformed_replies=self.malformed_replies + cut if cut or executable else 0,
+            # Only what can be executed, or ends the turn, is a good reply: bad ones of two kinds may take turns too.
+            empty_replies=self.empty_replies + empty if empty or cut or executable else 0,
+            malformed_replies=self.malformed_replies + cut if empty or cut or executable else 0,
             barren_claims=0,
             infra_yields=0,
         )
@@ -269,6 +270,7 @@ class Run(Frozen):
             called="",
             turn="calls" if pending else "model",
             failing_calls=self.failing_calls + 1 if failed else 0,
+            empty_replies=self.empty_replies if malformed else 0,
             malformed_replies=self.malformed_replies + (not pending) if malformed else 0,
             chain=chain,
             snapshot=event.snapshot or self.snapshot,
