@@ -7,6 +7,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from worker.store.archive import prove_create_only
 from worker.store.hints import CONTROL_TTL_S, WorkerOffer
 
 CHUNK_BYTES = 2**20
+check, check_folder = lru_cache(4_096)(keys.check), lru_cache(4_096)(keys.check_folder)
 
 
 class MemoryArchive:
@@ -29,7 +31,7 @@ class MemoryArchive:
         self._lock = threading.Lock()
 
     def create(self, key: str, data: bytes | Path) -> bool:
-        keys.check(key)
+        check(key)
         content = data.read_bytes() if isinstance(data, Path) else bytes(data)
         with self._lock:
             if key in self._objects and self._create_only:
@@ -39,7 +41,7 @@ class MemoryArchive:
 
     def overwrite(self, key: str, data: bytes) -> None:
         with self._lock:
-            self._put(keys.check(key), bytes(data))
+            self._put(check(key), bytes(data))
 
     def get(self, key: str, *, max_bytes: int = 256 * 2**20) -> bytes:
         try:
@@ -60,7 +62,7 @@ class MemoryArchive:
         return None if data is None else len(data)
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[str]:
-        keys.check_folder(prefix)
+        check_folder(prefix)
         first = bisect.bisect_right(self._keys, after) if after >= prefix else bisect.bisect_left(self._keys, prefix)
         found = []
         for key in self._keys[first:]:

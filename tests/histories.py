@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cache
+from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 import structlog
 from simulation import EPOCH_S, simulation
 from stands import installed
-from weather import SKEW_S, STUCK_S, Weather
-from world import ARCHIVE_ID, CALM, SETTINGS, World
+from weather import EXPIRY_S, SKEW_S, STUCK_S, Weather
+from world import ARCHIVE_ID, SETTINGS, World
 
 from worker.contract.errors import Fault
 from worker.contract.events import (
     Claimed,
+    Decided,
     Observed,
     Parked,
     Record,
@@ -31,12 +31,15 @@ from worker.contract.events import (
     Yielded,
 )
 from worker.contract.run import Run, fold
-from worker.store.inbox import Inbox
+from worker.store.decisions import read_decision
+from worker.store.inbox import Control, Inbox
 from worker.store.journal import Journal
 
 BOUND_S = 210.0
-"""How long after the last fault every run must have ended: a lease, a doorbell rung again, a back-off, and 75 s of
-work, some of it in turns."""
+"""How long after the last fault every run must have ended, or wait for a person who paused it: a lease, a doorbell
+rung again, a back-off, and 75 s of work, some of it in turns."""
+ASKED_S = 2 * (EXPIRY_S + SETTINGS.decision_poll_s)
+"""How much longer where two questions may have to expire."""
 
 TIDY_S = 60.0
 """How long after its end nothing of a run may be left (plan, section 7)."""
@@ -45,10 +48,14 @@ OURS = ("worker.", "scheduler.")
 POISON = 3
 """Claims, or infra faults, in a row without a step after which a run may be given up (plan, section 5)."""
 
-JOURNAL_FIELDS = frozenset(["last_seq", "last_hash", "submitted_by", "submitted_at", "updated_at", "inbox_seen"])
+JOURNAL_FIELDS = frozenset(["last_seq", "last_hash", "submitted_by", "submitted_at", "updated_at"])
 CLAIM_FIELDS = frozenset(["attempt", "worker", "lane", "claims", "barren_claims", "infra_yields", "not_before"])
-FREE = JOURNAL_FIELDS | CLAIM_FIELDS | {"working_s", "context_tokens"}
+FREE = JOURNAL_FIELDS | CLAIM_FIELDS | {"working_s", "context_tokens", "inbox_seen", "control_seen"}
 """Fields of Run that count claims, times and messages: they may differ from the undisturbed run's."""
+SPOKEN = frozenset(["steps", "usage", "feedbacks"])
+"""A late message gives the model another turn, which may find what red checks would have told it."""
+FORKED = frozenset(["parent", "inherited_steps", "inherited_cost_microusd", "chain", "prepared"])
+"""A fork begins elsewhere, with a level 0 of its own."""
 UNTIMED = frozenset(["duration_ms", "reused", "summary.md"])
 
 
@@ -72,7 +79,6 @@ class Played:
 def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only: bool = True) -> Played:
     """One history, always the same one for the same seed."""
     wanted = weather or Weather.drawn(Random(f"weather {seed}"))
-    expected = {} if wanted is CALM else {scenario: calm(folder, scenario) for scenario in wanted.scenarios}
     errors: list[str] = []
 
     def keep(_: Any, method: str, event: dict[str, Any]) -> Any:
@@ -84,9 +90,12 @@ def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only
         with simulation(seed) as room:
             world = World(room, folder, wanted, create_only=create_only)
             world.start()
-            while room.now < world.quiet_s() + BOUND_S and (room.now < _ends(wanted) or _unfinished(world)):
-                room.sleep(2)
-            problems = [f"{run} has not ended {BOUND_S:.0f} s after the faults" for run in _unfinished(world)]
+            bound_s = BOUND_S + ASKED_S * ("ask" in wanted.scenarios)
+            while room.now < world.quiet_s() + bound_s and (
+                room.now < _ends(wanted) or world.unsaid or _unfinished(world)
+            ):
+                room.sleep(5)
+            problems = [f"{run} has not ended {bound_s:.0f} s after the faults" for run in _unfinished(world)]
             ended = room.now
             while room.now < max(ended, world.quiet_s()) + TIDY_S and _left(world):
                 room.sleep(5)
@@ -94,37 +103,77 @@ def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only
             problems += [f"surprise: {surprise}" for surprise in room.surprises]
         structlog.reset_defaults()
         problems += errors
-        results = {}
-        for task, scenario in zip(world.tasks, wanted.scenarios, strict=True):
-            problems += _judge(world, task.run, expected.get(scenario), results)
-    return Played(seed, problems, room.trace, results)
+        ended_as: dict[str, _End] = {}
+        for run in world.scenarios:
+            problems += _judge(world, run, ended_as)
+    for run, end in ended_as.items():
+        if _must_be_the_same(world, end):
+            asked = (world.scenarios[run], end.decisions)
+            problems += _compare(world, run, end, {} if wanted == _calm_weather(*asked) else calm(folder, *asked))
+    return Played(seed, problems, room.trace, {run: end.result for run, end in ended_as.items()})
 
 
 LOUD = structlog.make_filtering_bound_logger(40)
 """Errors are what a correct program never logs here; warnings tell of the weather."""
 
+Decisions = tuple[str, ...]
+"""What was decided, question by question."""
 
-@cache
-def calm(folder: Path, scenario: str) -> Result:
-    """What the run of a scenario comes to when nothing goes wrong."""
-    played = play(0, folder, weather=CALM)
-    assert not played.problems, played
-    return played.results[f"run-{CALM.scenarios.index(scenario)}"]
+_CALM: dict[tuple[str, Decisions], Result] = {}
+SAID = ({"approved": "approve", "denied": "deny"}, {"answered": "answer", "denied": "refuse"})
+"""decision -> what somebody says, of the first and of the second question."""
+
+
+def calm(folder: Path, scenario: str, decisions: Decisions) -> Result:
+    """What the run of a scenario comes to when nothing goes wrong and people decide so."""
+    if (scenario, decisions) not in _CALM:
+        played = play(0, folder, weather=_calm_weather(scenario, decisions))
+        assert not played.problems, played
+        _CALM[scenario, decisions] = played.results["run-0"]
+    return _CALM[scenario, decisions]
+
+
+def _calm_weather(scenario: str, decisions: Decisions) -> Weather:
+    """A day on which everything works."""
+    answers = tuple((1.0, said[made], 0) for said, made in zip(SAID, decisions, strict=False) if made in said)
+    return Weather(scenarios=(scenario,), answers=answers)
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a run ended, or where it waits."""
+
+    records: list[Record]
+    result: Result
+    decisions: Decisions
 
 
 def _ends(weather: Weather) -> float:
     """When the last planned event of the weather is over."""
     spans = (*weather.store_away, *weather.hints_away, *weather.engine_away)
-    moments = (*weather.wipes, *weather.leases_lost, *weather.hosts_lost, *(at for at, _, _ in weather.people))
+    moments = (*weather.wipes, *weather.leases_lost, *weather.hosts_lost)
     return max([0.0, *(ends for _, ends in spans), *moments])
 
 
 def _unfinished(world: World) -> list[str]:
-    """Runs that are not there yet, or still marked as open."""
-    missing = [
-        task.run for task in world.tasks if world.archive.size(f"runs/{task.run}/journal/{0:09d}.jsonl") is None
+    """Runs that are not there yet, or still marked as open; but for those that a person paused, once their attempt
+    has said so."""
+    missing = [run for run in world.scenarios if world.archive.size(f"runs/{run}/journal/{0:09d}.jsonl") is None]
+    marked = [key.removeprefix("open/") for key in world.archive.list("open/")]
+    return missing + [run for run in marked if not _is_paused(world, run)]
+
+
+def _is_paused(world: World, run: str) -> bool:
+    """Whether the run rests because the last word about it, or about its batch, was a pause."""
+    if not world.weather.pauses:
+        return False
+    journal = Journal(world.archive, run)  # type: ignore[arg-type]
+    inbox, control = Inbox(world.archive, run), Control(world.archive, journal.task().batch)  # type: ignore[arg-type]
+    last = [
+        next((one.kind for one in reversed(folder.read()) if one.kind in ("pause", "unpause")), "")
+        for folder in (inbox, control)
     ]
-    return missing + [key.removeprefix("open/") for key in world.archive.list("open/")]
+    return "pause" in last and journal.load().status in ("queued", "waiting")
 
 
 def _left(world: World) -> list[str]:
@@ -135,8 +184,8 @@ def _left(world: World) -> list[str]:
     ]
 
 
-def _judge(world: World, run: str, expected: Result | None, results: dict[str, Result]) -> Iterator[str]:
-    """What must hold of a run; its result is kept. expected: the undisturbed run's."""
+def _judge(world: World, run: str, ends: dict[str, _End]) -> Iterator[str]:
+    """What must hold of a run; how it ended is kept."""
     journal = Journal(world.archive, run)  # type: ignore[arg-type]
     try:
         yield from (f"{run}: {problem}" for problem in journal.verify())
@@ -146,16 +195,20 @@ def _judge(world: World, run: str, expected: Result | None, results: dict[str, R
         return
     records = [record for record, _ in lines]
     sealed = [record.seq for record in records if isinstance(record.event, Sealed)]
-    if len(sealed) != 1 or not isinstance(records[-1].event, Sealed):
+    paused = not sealed and _is_paused(world, run)
+    if not paused and (len(sealed) != 1 or not isinstance(records[-1].event, Sealed)):
         yield f"{run} has {len(sealed)} sealed events in {[record.event.type for record in records]}"
         return
     yield from _fenced(run, records)
     yield from _once(run, records)
-    yield from _listened(world, run, records)
+    yield from _listened(world, run, records, paused=paused)
+    yield from _heard(world, run, records)
+    yield from _rested(world, run, records)
+    yield from _decided(world, run, records)
     yield from _claimed_for_a_reason(world, run, records)
-    results[run] = _result(lines)
-    if expected is not None:
-        yield from _compare(world, run, records, results[run], expected)
+    if not paused:
+        decisions = tuple(record.event.decision for record in records if isinstance(record.event, Decided))
+        ends[run] = _End(records, _result(lines), decisions)
 
 
 def _fenced(run: str, records: list[Record]) -> Iterator[str]:
@@ -208,22 +261,68 @@ def _struck(world: World, claimed: Record, until: Record) -> bool:
     return any(begins <= at <= ends and name in names for at, name in world.room.blows)
 
 
-def _listened(world: World, run: str, records: list[Record]) -> Iterator[str]:
+def _listened(world: World, run: str, records: list[Record], *, paused: bool) -> Iterator[str]:
     """The inbox is closed, and whatever won a number before that was taken in, a cancel as the outcome."""
     messages = Inbox(world.archive, run).read()  # type: ignore[arg-type]
-    if not messages or messages[-1].kind != "closed":
+    if not paused and (not messages or messages[-1].kind != "closed"):
         yield f"{run}: the inbox ends with {[message.kind for message in messages]}"
-    taken = [record.event.n for record in records if isinstance(record.event, Steered)]
-    if taken != sorted(set(taken)):
-        yield f"{run} took messages in out of order or twice: {taken}"
-    for message in messages[:-1]:
-        if message.n not in taken:
-            yield f"{run}: message {message.n} ({message.kind}) was accepted and never read"
+    # What stands in segment 0 of a fork was read by its parent.
+    steered = [record.event for record in records if isinstance(record.event, Steered) and record.seq > 0]
+    for scope in ("run", "batch"):
+        taken = [event.n for event in steered if event.scope == scope]
+        if taken != sorted(set(taken)):
+            yield f"{run} took messages of its {scope} in out of order or twice: {taken}"
+        for message in messages if scope == "run" and not paused else ():
+            if message.n not in taken and message.kind != "closed":
+                yield f"{run}: message {message.n} ({message.kind}) was accepted and never read"
     last = records[-1].event
     cancelled = isinstance(last, Sealed) and last.outcome == "cancelled"
     asked = any(message.kind == "cancel" for message in messages)
-    if cancelled != asked and not _gave_up(world, records):
+    if cancelled != asked and not paused and not _gave_up(world, records):
         yield f"{run}: cancel asked: {asked}, cancelled: {cancelled}"
+
+
+def _heard(world: World, run: str, records: list[Record]) -> Iterator[str]:
+    """Whatever somebody said to a model, it had a turn after it was read; but for runs that were ended."""
+    last = records[-1].event
+    if not isinstance(last, Sealed) or last.outcome in ("failed", "cancelled") or world.scenarios[run] == "commands":
+        return
+    replies = [record.seq for record in records if isinstance(record.event, Replied)]
+    for record in records:
+        if isinstance(record.event, Steered) and record.event.kind == "message" and record.seq > max(replies):
+            yield f"{run}: message {record.event.n} was read in {record.seq}, after the model's last turn"
+
+
+def _rested(world: World, run: str, records: list[Record]) -> Iterator[str]:
+    """A run that was paused is not claimed before somebody unpaused it."""
+    parked: Record | None = None
+    for record in records:
+        if isinstance(record.event, Parked):
+            parked = record if record.event.waiting == "paused" else None
+        elif isinstance(record.event, Claimed) and parked is not None:
+            batch = Journal(world.archive, run).task().batch  # type: ignore[arg-type]
+            folders = (Inbox(world.archive, run), Control(world.archive, batch))  # type: ignore[arg-type]
+            until = datetime.fromisoformat(record.at) + timedelta(seconds=SKEW_S)
+            if not any(
+                one.kind in ("unpause", "cancel") and datetime.fromisoformat(one.at) < until
+                for folder in folders
+                for one in folder.read()
+            ):
+                yield f"{run} was claimed in {record.seq} while it was paused"
+            parked = None
+
+
+def _decided(world: World, run: str, records: list[Record]) -> Iterator[str]:
+    """Of each question one answer counts, the journal has that one, and whoever was told so had given it."""
+    for record in records:
+        if isinstance(event := record.event, Decided) and record.seq > 0:
+            made = read_decision(world.archive, run, event.call_id)  # type: ignore[arg-type]
+            if made is None or (made.decision, made.by) != (event.decision, event.by):
+                yield f"{run}: {event.call_id} was {event.decision} by {event.by}, and decided: {made}"
+    for name, call, decision in world.answered:
+        made = read_decision(world.archive, run, call) if name == run else None  # type: ignore[arg-type]
+        if name == run and (made is None or made.decision != decision):
+            yield f"{run}: somebody was told that {call} is {decision}, and decided: {made}"
 
 
 def _result(lines: list[tuple[Record, str]]) -> Result:
@@ -242,17 +341,23 @@ def _untimed(value: Any) -> Any:
     return value
 
 
-def _compare(world: World, run: str, records: list[Record], found: Result, expected: Result) -> Iterator[str]:
-    """The result is the undisturbed run's, but for a run that was cancelled or given up for a written reason."""
-    last = records[-1].event
+def _must_be_the_same(world: World, end: _End) -> bool:
+    """All but runs that were cancelled, or given up for a written reason."""
+    last = end.records[-1].event
     assert isinstance(last, Sealed)
-    if last.outcome == "cancelled" or (last.failure is not None and _gave_up(world, records)):
-        return
-    spoken = any(isinstance(record.event, Steered) and record.event.kind == "message" for record in records)
-    free = {"id", "steps", "usage"} if spoken else {"id"}  # a late message gives the model another turn
+    return last.outcome != "cancelled" and not (last.failure is not None and _gave_up(world, end.records))
+
+
+def _compare(world: World, run: str, end: _End, expected: Result) -> Iterator[str]:
+    """The result is the undisturbed run's."""
+    spoken = any(isinstance(record.event, Steered) and record.event.kind == "message" for record in end.records)
+    free = {"id"} | (SPOKEN if spoken else frozenset()) | (FORKED if run in world.forks else frozenset())
     for name in sorted(expected.keys() - free):
-        if found[name] != expected[name]:
-            yield f"{run}: {name} is {found[name]}, undisturbed {expected[name]}"
+        found, wanted = end.result[name], expected[name]
+        if name == "snapshot" and run in world.forks:
+            found, wanted = found["listing"], wanted["listing"]
+        if found != wanted:
+            yield f"{run}: {name} is {found}, undisturbed {wanted}"
 
 
 def _gave_up(world: World, records: list[Record]) -> bool:

@@ -90,11 +90,13 @@ class _Body(threading.Thread):
 class Simulation:
     """One history. The thread that makes it is its director, an actor like the others.
 
+    random: what happens. nonces: what nobody may guess, so that other names do not make another history.
     blows: when which process died or stood still, "" for a blow to all. surprises: what actors raised.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
+        self.nonces = Random(f"nonces {seed}")
         self.now = 0.0
         self.blows: list[tuple[float, str]] = []
         self.surprises: list[str] = []

@@ -1,19 +1,22 @@
-"""Owns what product modules get in place of `time`, `threading` and `ThreadPoolExecutor` while a simulation runs, so
-that they stay as they are. Refuses to stand in for what no simulated module uses.
+"""Owns what product modules get in place of `time`, `threading`, `secrets` and `ThreadPoolExecutor` while a
+simulation runs, so that they stay as they are. Refuses to stand in for what no simulated module uses.
 """
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from simulation import Actor, Crash, Event, room
+
+from worker.store import journal
 
 
 class Lock:
@@ -127,12 +130,27 @@ def _monotonic() -> float:
     return room().now
 
 
+def _time_ns() -> int:
+    return round(room().now * 1e9)
+
+
 STANDS: list[tuple[Any, Any]] = [
-    (time, _Stand(time, monotonic=_monotonic, perf_counter=_monotonic, sleep=lambda seconds: room().sleep(seconds))),
+    (
+        time,
+        _Stand(
+            time,
+            monotonic=_monotonic,
+            perf_counter=_monotonic,
+            time_ns=_time_ns,
+            sleep=lambda seconds: room().sleep(seconds),
+        ),
+    ),
+    (secrets, _Stand(secrets, token_hex=lambda count: room().nonces.randbytes(count).hex())),
     (threading, _Stand(threading, Event=Event, Lock=Lock, Thread=Thread)),
     (ThreadPoolExecutor, Executor),
+    (journal._parse, lru_cache(4_096)(journal._parse)),  # pure, and each segment is read a dozen times
 ]
-"""What product modules import, and what they get instead."""
+"""What product modules have, and what they get instead."""
 
 
 @contextmanager

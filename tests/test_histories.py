@@ -99,6 +99,15 @@ def test_what_once_went_wrong(trap: Trap, folder: Path) -> None:
     assert play(0, folder, weather=weather).problems == []
 
 
+def test_words_between_the_last_reply_and_the_verdict_are_heard(folder: Path) -> None:
+    """The worker dies as it begins to measure for the last time; what somebody says before the next one comes gets a
+    turn of the model."""
+    dying = tuple((name, Trap("open verdict", 5)) for name in WORKERS)
+    played = play(0, folder, weather=Weather(traps=dying, people=((60, "message", 0),)))
+    assert played.problems == []
+    assert any("dies" in act for act in played.trace)
+
+
 @pytest.mark.parametrize("append", [3, 5, 8, 11])
 def test_a_stale_writer_writes_nothing(append: int, folder: Path) -> None:
     """A worker that stands still for two leases, with an append in its hands, finds the number taken and stops; with

@@ -22,14 +22,37 @@ STUCK_S = 90.0
 HINTS_STUCK_S = 20.0
 """The longest that an answer of Redis may take: then Hints gives up (hints.py)."""
 
-DECISIVE = ["create runs", "create runs", "create runs", "snapshots", "/inbox/", "took", "extend", "close"]
+EXPIRY_S = 30.0
+"""How long a question waits for its answer."""
+
+SCENARIOS = [
+    ("repair",),
+    ("commands",),
+    ("repair", "commands"),
+    ("repair", "repair"),
+    ("ask",),
+    ("repair", "ask"),
+]
+ANSWERS = [
+    (),
+    ("answer",),
+    ("approve", "answer"),
+    ("deny",),
+    ("approve", "deny", "refuse"),
+    ("approve", "approve", "answer"),
+]
+"""What people have to say to a run that asks twice: for leave (approve, deny), then for words (answer, refuse)."""
+
+DECISIVE = ["create runs", "create runs", "create runs", "snapshots", "/inbox/", "took", "extend", "open", "close"]
 """Words of a worker's acts at which it is bad to die or to stand still."""
 
 
 @dataclass(frozen=True)
 class Weather:
     """All that goes wrong in one history; the default is a calm day. Times in seconds from its start, spans as
-    (from, to), shares of acts between 0 and 1, people as (when, what, run), traps as (process, trap)."""
+    (from, to), shares of acts between 0 and 1, people as (when, what, run), traps as (process, trap). answers: people
+    who wait for a run's question, as (seconds after it, what, run). spool_bytes: what a worker keeps for the archive.
+    """
 
     kills: int = 0
     freezes: int = 0
@@ -48,10 +71,17 @@ class Weather:
     hosts_lost: tuple[float, ...] = ()
     drains: int = 0
     people: tuple[tuple[float, str, int], ...] = ()
+    answers: tuple[tuple[float, str, int], ...] = ()
+    spool_bytes: int = 2**30
     traps: tuple[tuple[str, Trap], ...] = ()
     scenarios: tuple[str, ...] = ("repair",)
     schedulers: int = 1
     slots: int = 1
+
+    @property
+    def pauses(self) -> bool:
+        """Whether somebody pauses a run or its batch."""
+        return any(what.startswith("pause") for _, what, _ in self.people)
 
     @staticmethod
     def drawn(random: Random) -> Weather:
@@ -70,11 +100,24 @@ class Weather:
         def times() -> tuple[float, ...]:
             return tuple(when() for _ in range(random.randint(1, 3)))
 
+        scenarios = random.choice(SCENARIOS)
         people = []
         if random.random() < 0.3:
             people.append((random.uniform(0, random.choice([8, 90])), "cancel", random.randrange(2)))
         if random.random() < 0.3:
             people.append((random.uniform(0, 90), "message", random.randrange(2)))
+        if random.random() < 0.25:
+            begins, scope, run = random.uniform(0, 80), random.choice(["", "", " all"]), random.randrange(2)
+            people.append((begins, f"pause{scope}", run))
+            if random.random() < 0.8:
+                people.append((begins + random.choice([5, 20, 60]), f"unpause{scope}", run))
+        if random.random() < 0.2:
+            people.append((random.uniform(10, 90), "fork", scenarios.index(scenarios[-1])))
+        answers = [
+            (random.choice([0, 1, 15, EXPIRY_S, EXPIRY_S + 15]), what, number)
+            for number, scenario in enumerate(scenarios)
+            for what in (random.choice(ANSWERS) if scenario == "ask" else ())
+        ]
         return Weather(
             kills=random.choice([0, 1, 2, 3, 5]),
             freezes=random.choice([0, 1, 1, 3]),
@@ -93,7 +136,9 @@ class Weather:
             hosts_lost=sometimes(0.1, times, ()),
             drains=random.choice([0, 0, 1]),
             people=tuple(people),
-            scenarios=random.choice([("repair",), ("commands",), ("repair", "commands"), ("repair", "repair")]),
+            answers=tuple(answers),
+            spool_bytes=random.choice([1, 2**30]),
+            scenarios=scenarios,
             schedulers=random.choice([1, 2]),
             slots=random.choice([1, 2]),
         )

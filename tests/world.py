@@ -18,21 +18,26 @@ from double_sandbox import MemorySandbox
 from doubles import MemoryArchive, MemoryHints
 from gates import Gate, SlowModel, StormyArchive, StormyHints, StormySandbox
 from simulation import EPOCH_S, Event, Process, Simulation
-from weather import FAULTS_S, SKEW_S, STUCK_S, Weather, drawn_trap
+from weather import EXPIRY_S, FAULTS_S, SKEW_S, STUCK_S, Weather, drawn_trap
 
+from scheduler.approvals import answer
 from scheduler.control import SUBMITTED, tell
+from scheduler.enqueue import Batch, submit
+from scheduler.fork import Wish, fork
 from scheduler.runs import Found
 from scheduler.tick import Scheduler
 from worker import tasks
-from worker.contract.errors import ConflictFault, HintsFault, StoreFault
+from worker.contract.errors import ConflictFault, HintsFault, InvalidFault, NotFoundFault, StoreFault
 from worker.contract.events import canonical, digest
 from worker.contract.redact import Redactor
+from worker.contract.run import Run
 from worker.contract.script import parse_script
 from worker.contract.settings import Settings
-from worker.contract.task import Check, Environment, Repo, Task
+from worker.contract.task import Check, Environment, PolicyRule, Repo, Task
 from worker.janitor import Janitor
 from worker.models.scripted import ScriptedModel
 from worker.slots import Slots
+from worker.spool import Spool
 from worker.station import Station
 from worker.store import keys
 from worker.store.inbox import Inbox
@@ -42,7 +47,12 @@ ARCHIVE_ID = "simulated"
 IMAGES = {"python": "sha256:python"}
 SOURCE = canonical({"a.txt": "start\n", "b.txt": "remove me\n"})
 SETTINGS = Settings(
-    state_dir=Path("/nonexistent"), hint_poll_s=2, tick_s=2, infra_backoff_s=(5, 15, 30), drain_soft_s=20
+    state_dir=Path("/nonexistent"),
+    hint_poll_s=2,
+    tick_s=2,
+    infra_backoff_s=(5, 15, 30),
+    drain_soft_s=20,
+    decision_expiry_s=EXPIRY_S,
 )
 RESTART_S = 15.0
 """The longest that a dead process stays away."""
@@ -63,6 +73,16 @@ REPAIR = """
     - {tool: run_checks, arguments: {}}
 - text: Done now.
 """
+ASK = """
+- calls:
+    - {tool: run_command, arguments: {command: "echo one >> a.txt"}}
+    - {tool: run_command, arguments: {command: "echo two >> a.txt; sleep 3"}}
+- delay_s: 3
+  calls:
+    - {tool: ask_person, arguments: {question: "Which one?"}}
+    - {tool: run_command, arguments: {command: "mv b.txt c.txt"}}
+- text: Done.
+"""
 CHECKS = (Check(name="answer", command="sleep 3; grep -q 42 answer"), Check(name="two", command="grep -q two a.txt"))
 SCENARIOS: dict[str, dict[str, Any]] = {
     "repair": {"prompt": "Repair it.", "model": "openai/simulated", "script": REPAIR, "checks": CHECKS},
@@ -75,8 +95,25 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "checks": CHECKS[1:],
         "lane": "interactive",
     },
+    "ask": {
+        "prompt": "Ask.",
+        "model": "openai/simulated",
+        "script": ASK,
+        "checks": CHECKS[1:],
+        "policy": (PolicyRule(pattern="two", action="ask"),),
+    },
 }
-"""What runs do: the first is fed red checks once, and its commands would show if one of them counted twice."""
+"""What runs do: the first is fed red checks once, the last asks for leave and then for words. Their commands would
+show if one of them counted twice."""
+
+
+ANSWERS: dict[str, tuple[str, Any]] = {
+    "approve": ("approval", "approved"),
+    "deny": ("approval", "denied"),
+    "answer": ("question", "answered"),
+    "refuse": ("question", "denied"),
+}
+"""What somebody says -> kind of the question, and the decision."""
 
 
 @dataclass
@@ -101,7 +138,11 @@ class Bells:
 
 
 class World:
-    """A deployment: two engines with a worker each, a solo worker, schedulers, a client and people."""
+    """A deployment: two engines with a worker each, a solo worker, schedulers, a client and people.
+
+    scenarios: run -> what it does, forks included. forks: run -> its parent. answered: (run, call, answer) of whoever
+    was told that the answer counts. unsaid: how many people still have something to say.
+    """
 
     def __init__(self, room: Simulation, folder: Path, weather: Weather, *, create_only: bool = True) -> None:
         self.room, self.weather = room, weather
@@ -112,6 +153,11 @@ class World:
         self.processes: list[Process] = []
         self.outside = Process("outside")
         self.tasks = [task(number, name) for number, name in enumerate(weather.scenarios)]
+        self.scenarios = {task.run: name for task, name in zip(self.tasks, weather.scenarios, strict=True)}
+        self.forks: dict[str, str] = {}
+        self._forked: dict[str, Batch] = {}
+        self.answered: list[tuple[str, str, str]] = []
+        self.unsaid = len(weather.people)
         self._kills, self._freezes, self._drains = weather.kills, weather.freezes, weather.drains
 
     def start(self) -> None:
@@ -126,8 +172,11 @@ class World:
         for number in range(self.weather.schedulers):
             self._keep(f"scheduler-{number}", self._schedule)
         for at, what, number in self.weather.people:
-            run = self.tasks[number % len(self.tasks)].run
-            self._later(at, lambda what=what, run=run: self._person(what, run), what)  # type: ignore[misc]
+            asked = self.tasks[number % len(self.tasks)]
+            self._later(at, lambda what=what, asked=asked: self._person(what, asked), what)  # type: ignore[misc]
+        for after_s, what, number in self.weather.answers:
+            run = self.tasks[number].run
+            self._later(0, lambda after=after_s, what=what, run=run: self._answer(after, what, run), what)  # type: ignore[misc]
         for at in self.weather.wipes:
             self._later(at, self._wipe, "wipe")
         for at in self.weather.leases_lost:
@@ -220,6 +269,7 @@ class World:
             redactor=Redactor({}),
             secrets={},
             open_model=lambda asked: SlowModel(gate, scripted(asked.model, asked.script or "")),
+            spool=Spool(self.weather.spool_bytes),
             now=lambda: self.stamp(process),
         )
         slots = Slots(station.hints, process.name, lanes, count, SETTINGS.heartbeat_s)
@@ -273,18 +323,64 @@ class World:
         )
         scheduler.run(Event())  # type: ignore[arg-type]
 
-    def _person(self, what: str, run: str) -> None:
+    def _person(self, what: str, asked: Task) -> None:
+        """Somebody wants something of a run, as often as the store needs it."""
         process = Process(f"person who sends a {what}")
         gate = self._gate(process)
         archive, hints = StormyArchive(gate, self.archive), StormyHints(gate, self.hints)
-        while self.archive.size(keys.segment(run, 0)) is None:
+        while self.archive.size(keys.segment(asked.run, 0)) is None:
             self.room.sleep(1)
+        kind, _, all_of_it = what.partition(" ")
+        told = Found("batch", asked.batch) if all_of_it else Found("run", asked.run)
         while True:
             try:
-                if what == "cancel":
-                    tell(archive, hints, Found("run", run), "cancel", by="ann", at=self.stamp(process))  # type: ignore[arg-type]
-                else:
-                    Inbox(archive, run).put("message", by="ann", at=self.stamp(process), text="Hurry.")  # type: ignore[arg-type]
+                match kind:
+                    case "fork":
+                        self._fork(archive, asked, self.stamp(process))
+                    case "message":  # without a hint
+                        Inbox(archive, asked.run).put("message", by="ann", at=self.stamp(process), text="Hurry.")  # type: ignore[arg-type]
+                    case _:
+                        tell(archive, hints, told, kind, by="ann", at=self.stamp(process))  # type: ignore[arg-type]
+                break
+            except (ConflictFault, NotFoundFault):  # it has ended, or cannot be forked yet
+                break
+            except StoreFault:
+                self.room.sleep(1)
+        self.unsaid -= 1
+
+    def _fork(self, archive: StormyArchive, parent: Task, at: str) -> None:
+        """From its last step, or from the first where that was its last word. One that could not be written whole is
+        written again."""
+        if parent.run not in self._forked:
+            try:
+                made = fork(archive, parent.run, Wish(), key="fork")  # type: ignore[arg-type]
+            except InvalidFault:
+                made = fork(archive, parent.run, Wish(step=1), key="fork")  # type: ignore[arg-type]
+            self._forked[parent.run] = made.batch
+        [child] = self._forked[parent.run].tasks
+        self.forks[child.run], self.scenarios[child.run] = parent.run, self.scenarios[parent.run]
+        submit(self._forked[parent.run], archive, by="ann", at=at)  # type: ignore[arg-type]
+
+    def _answer(self, after_s: float, given: Any, run: str) -> None:
+        """Somebody waits until the run asks what this answers, thinks about it, and says so once."""
+        process = Process(f"person who says {given}")
+        gate = self._gate(process)
+        archive, hints = StormyArchive(gate, self.archive), StormyHints(gate, self.hints)
+        kind, decision = ANSWERS[given]
+        journal = Journal(self.archive, run)  # type: ignore[arg-type]
+        found = Run(id=run)
+        while found.status != "waiting" or found.asked is None or found.asked.kind != kind:
+            self.room.sleep(5)
+            if self.archive.size(keys.segment(run, found.last_seq + 1)) is not None:
+                found = journal.load(since=found)
+            if found.sealed is not None:
+                return
+        self.room.sleep(after_s)
+        call, at = found.asked.call_id, self.stamp(process)
+        while True:
+            try:
+                answer(archive, hints, run, decision, by=given, at=at, call=call, reason=given)  # type: ignore[arg-type]
+                self.answered.append((run, call, decision))
                 return
             except ConflictFault:
                 return
@@ -327,7 +423,3 @@ def task(number: int, scenario: str) -> Task:
         "environment": Environment(image="python"),
     }
     return Task(**{**plain, **SCENARIOS[scenario]})
-
-
-CALM = replace(Weather(), scenarios=("repair", "commands"))
-"""A day on which everything works: what a run's result is compared with."""
