@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from worker import context, loop, meter, verdict
+from worker import context, meter, phases, verdict
 from worker.contract.cancel import Cancel
 from worker.contract.errors import (
     ConflictFault,
@@ -25,23 +25,20 @@ from worker.contract.events import (
     Failure,
     FedBack,
     Finished,
-    Parked,
     Verdict,
 )
 from worker.contract.run import FAILED_VERDICTS, Run
 from worker.ending import Ending
 from worker.environments import Prepared, recorded
-from worker.host import Stopped
 from worker.hosting import AttemptHost
 from worker.janitor import sweep
 from worker.lease import Lease
 from worker.ledger import Ledger, due
 from worker.lost_reply import lost_reply
 from worker.mailbox import Mailbox
-from worker.models.commands import CommandsModel
 from worker.models.protocol import Model
 from worker.prepare import prepare
-from worker.publish import Patch, make_patch
+from worker.publish import Patch
 from worker.sandbox.protocol import Owner, Workspace
 from worker.station import Station
 from worker.store.damage import end_damaged
@@ -176,7 +173,7 @@ class _Attempt:
         tools = self._tools()
         while True:
             if self.ledger.run.turn in ("model", "calls"):
-                ended = self._work(host, tools, model)
+                ended = phases.work(host, model, tools)
                 if not isinstance(ended, Finished):
                     return self.ending.left(ended)
             self.mailbox.expect()  # measuring takes long: nothing to begin in a pause, or before words are heard
@@ -189,49 +186,24 @@ class _Attempt:
             if not self._goes_on(measured, model):
                 return self.ending.seal(patch, measured)
 
-    def _work(self, host: AttemptHost, tools: Toolset, model: Model | None) -> Finished | Parked | Stopped:
-        """The commands, then the model where one was asked for."""
-        if self.ledger.run.command_steps < len(self.task.commands) or self._command_pending():
-            ended = loop.work(host, CommandsModel(self.task.commands), tools, phase="commands")
-            if ended is not None:
-                return ended
-        if model is not None:
-            ended = loop.work(host, model, tools)
-            assert ended is not None, "the model phase ends with an outcome"
-            return ended
-        broken = meter.broken_command(self.ledger.records)
-        said = f"All commands were started; {broken.detail}." if broken else "All commands were run."
-        finished = Finished(text=said, failure=broken)
-        self.ledger.commit(finished)
-        return finished
-
     def _tools(self) -> Toolset:
         return toolset(self.task)
 
-    def _command_pending(self) -> bool:
-        """Whether the last reply was a command whose call has no result yet."""
-        run = self.ledger.run
-        return bool(run.pending) and run.steps == run.command_steps
-
     def _measure(self, workspace: Workspace, prepared: Prepared) -> tuple[Patch, Verdict]:
         """The patch of the workspace as it lies, and what the clean room says of it."""
-        station, put_blob = self.station, self.ledger.put_blob
-        patch = make_patch(workspace, self.task, put_blob=put_blob, redactor=station.redactor, cancel=self.cancel)
-        finished = self.ledger.run.finished
-        if finished is not None and finished.failure is not None and patch.empty:
-            return patch, Verdict(verdict=None, patch=patch.stat)
-        measured = verdict.measure(
+        station = self.station
+        return verdict.of_workspace(
             self.task,
+            self.ledger.run,
+            workspace,
             prepared,
-            patch,
             archive=station.archive,
             sandbox=station.sandbox,
             owner=self._owner,
-            put_blob=put_blob,
+            put_blob=self.ledger.put_blob,
             redactor=station.redactor,
             cancel=self.cancel,
         )
-        return patch, measured
 
     def _goes_on(self, measured: Verdict, model: Model | None) -> bool:
         """Whether the model gets another turn (committed): red checks are shown to it, or words that came before the

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import structlog
 from pydantic import BaseModel
@@ -67,7 +67,7 @@ class AttemptHost:
         self._mailbox = mailbox
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"commit {task.run}")
 
-    def __enter__(self) -> AttemptHost:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -143,7 +143,7 @@ class AttemptHost:
             for part in results:  # only what is stored waits in the spool
                 if part.output.path != output.path:
                     part.output.path.unlink()
-            own_limit = "timeout_s" in tool.Arguments.model_fields
+            own_limit = hasattr(arguments, "timeout_s")
             observation = self._observation(call, results, output, own_limit)
             writes = any(command.writes for command in work)
             finish = partial(self._finished, self.run, observation, output.path, files.pop_all(), writes=writes)

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 from pydantic import TypeAdapter
@@ -24,7 +24,6 @@ from worker.contract.errors import FencedFault, StoreFault
 from worker.contract.events import Claimed, Event, Observed, Record, Replied, Sealed
 from worker.contract.redact import Redactor
 from worker.contract.run import Run, fold
-from worker.lease import Lease
 from worker.sandbox.protocol import Snapshot
 from worker.spool import Spool
 from worker.store import rollup
@@ -57,6 +56,14 @@ class _Shown:
     appended: Future[_Appended]
 
 
+class Term(Protocol):
+    """What allows an attempt to write: a Lease, or none at all where nobody else can write."""
+
+    def wait_current(self) -> bool:
+        """Whether the term runs, waited for (worker/lease.py)."""
+        ...
+
+
 class Ledger:
     """One attempt on one run. One thread uses it, and commits are in order; only `commit_later` finishes in another.
 
@@ -66,7 +73,7 @@ class Ledger:
     def __init__(
         self,
         journal: Journal,
-        lease: Lease,
+        lease: Term,
         cancel: Cancel,
         redactor: Redactor,
         now: Callable[[], str],

@@ -9,19 +9,21 @@ unstable by itself, because nothing differs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from worker.checks import PutBlob, run_checks
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault, IntegrityFault
-from worker.contract.events import CheckResult, Verdict, VerdictName
+from worker.contract.events import CheckResult, Digest, Verdict, VerdictName
 from worker.contract.redact import Redactor
+from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.environments import Prepared, restore_chain
-from worker.publish import Patch
+from worker.publish import Patch, make_patch
 from worker.sandbox.protocol import Owner, Sandbox, Workspace
 from worker.store.archive import Archive
 from worker.toolbox import ToolboxProblem, ask
@@ -61,6 +63,38 @@ def measure(
         patch=patch.stat.model_copy(update={"notes": (*prepared.environment.notes, *patch.stat.notes)}),
         duration_ms=round((time.monotonic() - began) * 1000),
     )
+
+
+def of_workspace(
+    task: Task,
+    run: Run,
+    workspace: Workspace,
+    prepared: Prepared,
+    *,
+    archive: Archive,
+    sandbox: Sandbox,
+    owner: Owner,
+    put_blob: Callable[[bytes | Path], Digest],
+    redactor: Redactor,
+    cancel: Cancel,
+) -> tuple[Patch, Verdict]:
+    """The patch of the agent's workspace as it lies, and what the clean room says of it. Of a run that failed and
+    changed nothing, nothing is measured. Raises what make_patch and measure raise."""
+    patch = make_patch(workspace, task, put_blob=put_blob, redactor=redactor, cancel=cancel)
+    if run.finished is not None and run.finished.failure is not None and patch.empty:
+        return patch, Verdict(verdict=None, patch=patch.stat)
+    measured = measure(
+        task,
+        prepared,
+        patch,
+        archive=archive,
+        sandbox=sandbox,
+        owner=owner,
+        put_blob=put_blob,
+        redactor=redactor,
+        cancel=cancel,
+    )
+    return patch, measured
 
 
 def classify(

@@ -14,6 +14,7 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or 
 BATCHES_SHOWN = 10
 LOG_POLL_S = 0.5
 PARTIAL_PROGRAM = "worker.partial"
+REPLAY_PROGRAM = "worker.replay"
 """Of the data plane, which this package never imports."""
 
 
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command("show")(show)
     app.command("logs")(logs)
     app.command("diff")(diff)
+    app.command("replay")(replay)
 
 
 def status(
@@ -176,3 +178,37 @@ def diff(run: RunArgument) -> None:
     if done.returncode:
         raise typer.Exit(done.returncode)
     terminal.emit_raw(done.stdout)
+
+
+def replay(run: RunArgument, json: AsJson = False) -> None:
+    """Play a run's record once more, on the recorded replies and in real containers, and tell what differs first.
+
+    Nothing is paid, written, or sent out again. Exit code 0: all of it came again; 4: something differs.
+    """
+    import json as encoder
+    import subprocess
+    import sys
+
+    from scheduler import runs
+    from scheduler.cli import edge
+    from worker.contract.errors import ExitCode
+
+    name = runs.find(edge.archive(edge.settings()), run, kinds=("run",)).id
+    done = subprocess.run([sys.executable, "-m", REPLAY_PROGRAM, name], stdout=subprocess.PIPE, check=False)
+    if done.returncode not in (ExitCode.OK, ExitCode.SOME_FAILED):
+        raise typer.Exit(done.returncode)
+    told = encoder.loads(done.stdout)
+    if json:
+        terminal.emit_json("dawn.replay/1", **told)
+        raise typer.Exit(done.returncode)
+    again = [f"{told['steps']} steps and {told['calls']} calls came again"]
+    if told["alike"]:
+        again.append(f"{told['alike']} outputs with other numbers in them")
+    if told["outside"]:
+        again.append(f"{told['outside']} calls that reach outside were not repeated")
+    terminal.emit("; ".join(again))
+    if (differs := told["diverged"]) is not None:
+        terminal.emit(f"step {differs['step']}: {differs['what']}")
+        terminal.emit(f"  recorded: {differs['recorded']}")
+        terminal.emit(f"  now:      {differs['now']}")
+    raise typer.Exit(done.returncode)

@@ -1,0 +1,287 @@
+"""Owns playing a run's record once more: the same harness on the recorded replies, in real containers, up to the
+first act that is not the recorded one. Refuses to write to the archive, to ask a provider, and to repeat what reached
+outside.
+
+`python -m worker.replay RUN` prints one JSON object; `dawn replay` starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from worker import context, phases, verdict
+from worker.before_call import Hook, open_hook
+from worker.contract.cancel import Cancel
+from worker.contract.errors import ConflictFault, ExitCode, Fault
+from worker.contract.events import (
+    Asked,
+    Called,
+    Claimed,
+    Event,
+    FedBack,
+    Finished,
+    Observed,
+    Parked,
+    Prepared,
+    Reply,
+    ToolCall,
+    Verdict,
+)
+from worker.contract.redact import Redactor, redactor_from_env, without_passwords
+from worker.contract.run import fold
+from worker.contract.settings import Settings
+from worker.contract.task import Task
+from worker.environments import recorded, restore_chain
+from worker.hosting import AttemptHost
+from worker.ledger import Ledger
+from worker.mailbox import Mailbox
+from worker.main import archive_id
+from worker.models.protocol import Model, ModelRequest, cancelled_fault
+from worker.recording import Diverged, Recording
+from worker.sandbox.protocol import Owner, Sandbox
+from worker.station import Station, utc_now
+from worker.store import keys
+from worker.store.archive import Archive, open_archive
+from worker.store.hints import Hints
+from worker.store.journal import Journal
+from worker.store.local import LocalArchive
+from worker.store.overlay import Overlay
+from worker.tools.tool import Answer, Tool
+from worker.tools.toolset import toolset
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """steps, calls: how many were done again. alike: outputs that differ only in numbers and filling. outside: calls
+    that reached outside and were taken from the record. diverged: None when all that is on record came again."""
+
+    run: str
+    steps: int
+    calls: int
+    alike: int
+    outside: int
+    diverged: dict[str, Any] | None
+
+
+class Unending:
+    """The term of who writes where nobody else can."""
+
+    def wait_current(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class RecordedModel:
+    """Says what the model said, and throws the switch where the record has nothing more of it."""
+
+    name: str
+    recording: Recording
+
+    def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
+        """Raises Diverged, and ProviderFault at the end."""
+        said = self.recording.reply(request.step, request.purpose)
+        if said is None:
+            cancel.set("the record ends here")
+            raise cancelled_fault(cancel)
+        return said
+
+
+class ReplayHost(AttemptHost):
+    """An attempt's host that holds each act against the record."""
+
+    def __init__(self, recording: Recording, say: Callable[[str], None], *attempt: Any) -> None:
+        """attempt: what an AttemptHost is made of."""
+        super().__init__(*attempt)
+        self.recording, self._say = recording, say
+        self.calls = self.outside = 0
+
+    def inbox(self) -> None:
+        """What people said comes where it came then."""
+        for event in self.recording.outside():
+            super().commit(event)
+
+    def commit(self, *events: Event) -> None:
+        super().commit(*events)
+        for record in self.records()[-len(events) :]:
+            self.recording.met(record.event)
+
+    def ask(self, asked: Asked) -> Parked:
+        """Nobody is asked again: the recorded answer is taken in, if one came."""
+        self.commit(asked)
+        self.inbox()
+        return Parked(waiting=asked.kind, detail=asked.question)
+
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
+        work = tool.command(arguments, self._context())
+        if not isinstance(work, Answer) and any(command.outside for command in work):
+            return self._taken(call)
+        if not super().observe(call, tool, arguments):
+            return False
+        self.settle()
+        self.calls += 1
+        self._say(f"step {self.run.steps}: {call.name}")
+        self.recording.met(self.records()[-1].event)
+        return True
+
+    def _taken(self, call: ToolCall) -> bool:
+        """A call that reached outside: its result and what it left in the workspace are the recorded ones."""
+        self.commit(Called(call_id=call.id))
+        seen = self.recording.next
+        if not isinstance(seen, Observed):
+            self.cancel.set("the record ends here")
+            return False
+        self.outside += 1
+        then = self.recording.met(seen)
+        self._workspace.restore(restore_chain(self._station.archive, self._prepared, then))
+        snapshot, _ = self._saved(0, full=True)
+        super().commit(seen.model_copy(update={"snapshot": snapshot}))
+        return True
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay is made of. before_call: the deployment's hook. say: hears of each call, one line."""
+
+    archive: Archive
+    sandbox: Sandbox
+    settings: Settings
+    redactor: Redactor
+    before_call: Hook
+    say: Callable[[str], None]
+
+    def of(self, run: str) -> Replayed:
+        """Raises ConflictFault for a run that has not ended or was never prepared, and what restoring raises."""
+        journal = Journal(self.archive, run)
+        task, lines = journal.task(), list(journal.read())
+        ended = fold(lines)
+        if ended.sealed is None:
+            raise ConflictFault(f"run {run} has not ended", hint=f"wait for it: dawn logs {run} -f")
+        opening, later = [line for line in lines if line[0].seq == 0], [line for line in lines if line[0].seq > 0]
+        prepared = next((record.event for record, _ in later if isinstance(record.event, Prepared)), None)
+        if prepared is None:
+            raise ConflictFault(f"run {run} ended before its repository was there")
+        # A claim that nobody made, so no janitor takes it for an attempt that ended; `dawn diff` uses the one before.
+        owner = Owner(archive_id(self.archive), run, ended.last_seq + 2, "agent")
+        for left, resource in self.sandbox.owned(owner.archive):
+            if (left.run, left.claim) == (owner.run, owner.claim):
+                self.sandbox.remove(resource)
+        with tempfile.TemporaryDirectory(prefix="dawn-replay-") as folder:
+            above = LocalArchive(Path(folder).as_uri())
+            above.create(keys.segment(run, 0), self.archive.get(keys.segment(run, 0)))
+            station = self._station(Overlay(self.archive, above, fresh=keys.journal(run)), owner.archive)
+            return self._played(task, Recording(fold(opening), later), prepared, station, owner)
+
+    def _station(self, archive: Archive, name: str) -> Station:
+        """Of a worker that nobody hears of: no command is ever sent to its Redis."""
+        return Station(
+            name="replay",
+            lane="main",
+            settings=self.settings,
+            archive=archive,
+            archive_id=name,
+            hints=Hints("unix:///nowhere"),
+            sandbox=self.sandbox,
+            redactor=self.redactor,
+            secrets={},
+            open_model=_no_model,
+            before_call=self.before_call,
+        )
+
+    def _played(
+        self, task: Task, recording: Recording, prepared: Prepared, station: Station, owner: Owner
+    ) -> Replayed:
+        cancel = Cancel()
+        ledger = Ledger(Journal(station.archive, task.run), Unending(), cancel, self.redactor, utc_now)
+        ledger.claim(Claimed(worker=station.name, engine=self.sandbox.engine_id, lane=station.lane))
+        ledger.commit(prepared)
+        environment = recorded(station.archive, self.sandbox, prepared)
+        mailbox = Mailbox(station, ledger, cancel, task.batch)
+
+        def measured() -> Verdict:
+            return verdict.of_workspace(
+                task,
+                ledger.run,
+                workspace,
+                environment,
+                archive=station.archive,
+                sandbox=self.sandbox,
+                owner=owner,
+                put_blob=ledger.put_blob,
+                redactor=self.redactor,
+                cancel=cancel,
+            )[1]
+
+        with (
+            self.sandbox.workspace(owner, environment.image, task.limits) as workspace,
+            ReplayHost(recording, self.say, task, station, ledger, workspace, environment, cancel, mailbox) as host,
+        ):
+            host.restore()
+            diverged = _first_divergence(host, recording, measured)
+            told = None if diverged is None else vars(diverged)
+            return Replayed(task.run, host.run.steps, host.calls, recording.alike, host.outside, told)
+
+
+def _first_divergence(host: ReplayHost, recording: Recording, measured: Callable[[], Verdict]) -> Diverged | None:
+    """The first act that is not the recorded one, None when all of them came, up to where the run was cancelled,
+    waited for good, or lost its provider."""
+    task = host.task
+    model = None if task.model == "none" else RecordedModel(task.model, recording)
+    try:
+        while True:
+            if host.run.turn != "verdict":
+                ended = phases.work(host, model, toolset(task))
+                if isinstance(ended, Parked) and host.run.asked is None:
+                    continue  # it was answered
+                if not isinstance(ended, Finished):
+                    return None
+            host.inbox()  # words that came as it finished give the model its turn again
+            if host.run.turn != "verdict":
+                continue
+            if not isinstance(recording.next, Verdict | FedBack):
+                return None
+            seen = measured()
+            if isinstance(recording.next, Verdict):
+                host.commit(seen)
+                return None
+            host.commit(FedBack(text=context.feedback(seen.checks), checks=seen.checks))
+    except Diverged as diverged:
+        return diverged
+
+
+def _no_model(_: Task) -> Model:
+    raise AssertionError("a replay asks its record")
+
+
+def main() -> int:
+    """The process. Exit code 0 when all came again, 4 when something did not, or a fault's own."""
+    from worker.sandbox.sandbox import DockerSandbox
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    try:
+        settings = Settings()
+        hook = open_hook(settings.before_call, settings.before_call_timeout_s)
+        sandbox = DockerSandbox(settings)
+        try:
+            archive = open_archive(settings.archive_url, settings)
+            replay = Replay(archive, sandbox, settings, redactor_from_env(os.environ), hook, say)
+            replayed = replay.of(sys.argv[1])
+        finally:
+            sandbox.close()
+    except Fault as fault:
+        print(f"error: {without_passwords(str(fault))}", file=sys.stderr)
+        return int(fault.exit_code)
+    print(json.dumps(asdict(replayed)))
+    return int(ExitCode.OK if replayed.diverged is None else ExitCode.SOME_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
