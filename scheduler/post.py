@@ -45,11 +45,17 @@ class Post:
     ) -> list[tuple[str, IntegrityFault]]:
         """Look where there may be news, and return runs whose mail cannot be read. runs: those without a living
         attempt, each with its batch; poked: as Hints.poked says. Raises StoreFault."""
+        runs = list(runs)
+        faults: list[tuple[str, IntegrityFault]] = []
         patrol = self._patrolled_at is None or now - self._patrolled_at >= self._poll
         for batch in batches:
             known, hint = self._batches.setdefault(batch, _Known()), poked.get(f"batch:{batch}", -1)
             if patrol or hint != known.poked:
-                known.inbox += Control(self._archive, batch).read(len(known.inbox))
+                try:
+                    known.inbox += Control(self._archive, batch).read(len(known.inbox))
+                except IntegrityFault as fault:  # nobody knows what its runs were told
+                    faults += [(run.id, fault) for run, of in runs if of == batch]
+                    continue
                 known.poked = hint
         wanted = []
         for run, batch in runs:
@@ -58,7 +64,6 @@ class Post:
             blocked = run.status == "waiting" or self.mail(run, batch).blocks
             if hint != known.poked or (patrol and blocked):
                 wanted.append((run, hint))
-        faults: list[tuple[str, IntegrityFault]] = []
         if wanted:
             with ThreadPoolExecutor(READERS) as pool:
                 faults += filter(None, pool.map(lambda one: self._look(one[0], one[1], now), wanted))

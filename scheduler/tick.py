@@ -183,7 +183,7 @@ class Scheduler:
         log.error("a run cannot be read", run=name, fault=str(fault)[:FAULT_CHARS])
         alone = self._now() >= self._settled_at and not self._hints.held([f"run:{name}"])
         if isinstance(fault, IntegrityFault) and alone:
-            end_damaged(self._archive, name, by=BY, at=self._stamp())
+            end_damaged(self._archive, name, fault, by=BY, at=self._stamp())
 
     def _look(self) -> tuple[set[str], set[str]]:
         """Runs with a living attempt, and runs with an unanswered doorbell. Where that changed, fold again."""

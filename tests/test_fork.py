@@ -374,7 +374,7 @@ def test_only_damage_is_sealed_so(archive: Archive, make_run: Make, exhausted: R
     before = everything(archive)
     assert Journal(archive, "sound").seal_damaged(AT) is None
     torn(archive, "old", 3)
-    assert Journal(archive, "old").seal_damaged(AT) is None
+    assert Journal(archive, "old").seal_damaged(AT, "its mail is torn") is None
     assert len(everything(archive)) == len(before)
 
 

@@ -250,11 +250,12 @@ def test_a_gc_that_was_cut_off_is_finished(archive: Archive, make_run: Make) -> 
 
 def test_closing_the_inbox_of_a_damaged_run(archive: Archive, make_run: Make) -> None:
     """The end of a damaged run closes its inbox and removes its marker (T46)."""
+    from worker.contract.errors import IntegrityFault
     from worker.store.damage import end_damaged
 
     run = make_run("old", claimed(), replied())
     flip(archive, keys.segment("old", run.last_seq))
-    assert end_damaged(archive, "old", by="me", at=AT)
+    assert end_damaged(archive, "old", IntegrityFault("torn"), by="me", at=AT)
     assert archive.size(keys.open_marker("old")) is None
     assert [message.kind for message in Inbox(archive, "old").read()] == ["closed"]
 

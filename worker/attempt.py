@@ -64,7 +64,7 @@ def run(run_id: str, station: Station) -> str:
     except ConflictFault:
         return "held"
     except IntegrityFault as fault:
-        sealed = end_damaged(station.archive, run_id, by=station.name, at=station.now())
+        sealed = end_damaged(station.archive, run_id, fault, by=station.name, at=station.now())
         LOG.error("journal_damaged", fault=str(fault), sealed=sealed)
         return "damaged"
     except FencedFault as fault:

@@ -28,6 +28,8 @@ from hosts import Held
 from model_server import self_signed
 from nights import LIMITS, Night, types
 from proxies import RESET, Answer, HttpProxy, Sometimes, once, s3_error
+from runs_made import Make
+from test_tick import World
 
 from scheduler import gc
 from scheduler.cli.main import run as dawn
@@ -49,6 +51,7 @@ from worker.sandbox.sandbox import DockerSandbox
 from worker.spool import Spool
 from worker.station import utc_now
 from worker.store import keys, s3
+from worker.store.archive import Archive
 from worker.store.journal import Journal
 from worker.store.local import LocalArchive
 from worker.store.s3 import S3Archive
@@ -457,17 +460,56 @@ def test_a_flipped_byte_ends_a_resumed_run_in_sight(interrupted: Night, tmp_path
         (folder / key).chmod(0o600)
         (folder / key).write_bytes(whole)
     ended = attempt.run("run-1", replace(interrupted.station, archive=archive))
-    sealed = journal.load().sealed
-    assert sealed is not None
     if key is None:
+        sealed = journal.load().sealed
+        assert sealed is not None
         assert (ended, sealed.failure, journal.verify()) == ("sealed", None, [])
         return
     assert ended in ("sealed", "damaged")
+    ended_by_damage(journal, key)
+    assert any(key in problem for problem in journal.verify())
+    assert interrupted.leftovers() == []
+
+
+@pytest.mark.docker
+def test_a_torn_message_ends_a_run_that_is_worked_on_in_sight(interrupted: Night, tmp_path: Path) -> None:
+    """What a person said and nobody can read is not passed over: the attempt ends the run as infra/store with the
+    object named, though its journal is sound (F44)."""
+    archive = LocalArchive((tmp_path / "archive").as_uri())
+    shutil.copytree(interrupted.archive.url.removeprefix("file://"), tmp_path / "archive")
+    archive.create(keys.inbox("run-1", 0), b'{"n": 0, "kind": "canc')
+    assert attempt.run("run-1", replace(interrupted.station, archive=archive)) == "damaged"
+    ended_by_damage(Journal(archive, "run-1"), keys.inbox("run-1", 0))
+    assert archive.size(keys.open_marker("run-1")) is None
+
+
+@pytest.mark.parametrize("whose", ["run", "batch"])
+def test_a_torn_message_ends_its_waiting_runs_and_stops_no_other(
+    make_run: Make, archive: Archive, redis_url: str, whose: str
+) -> None:
+    """The scheduler ends whom it was for, as infra/store with the object named, and rings the others (F44)."""
+    for run in ("bad-1", "bad-2"):
+        make_run(run)
+    make_run("good", batch="other")
+    key = keys.inbox("bad-1", 0) if whose == "run" else keys.batch_control("night-0123456789ab", 0)
+    archive.create(key, b'{"n": 0, "kind": "canc')
+    world = World(archive, redis_url)
+    world.hints.poke("run:bad-1", 0)
+    world.offer(4)
+    rung = {run for run, _ in world.tick()}
+    assert rung == ({"good", "bad-2"} if whose == "run" else {"good"})
+    ended_by_damage(Journal(archive, "bad-1"), key)
+    assert (Journal(archive, "bad-2").load().sealed is None) == (whose == "run")
+    assert world.tick(60) == []
+
+
+def ended_by_damage(journal: Journal, key: str) -> None:
+    """The run is sealed as failed, and says which object is damaged."""
+    sealed = journal.load().sealed
+    assert sealed is not None
     assert str(sealed.failure) == "infra/store"
     assert sealed.failure is not None
     assert key in sealed.failure.detail
-    assert any(key in problem for problem in journal.verify())
-    assert interrupted.leftovers() == []
 
 
 # Stores that do not know, or do not tell, what they should.
@@ -513,31 +555,31 @@ def test_framing_that_an_endpoint_stored_is_an_error(raw: S3Archive, monkeypatch
     assert raw.size("x") is None
 
 
-@pytest.mark.parametrize("store", ["moto"], indirect=True)  # which lets the proxy ask for smaller pages
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("count", "page"),
+    ("store", "count", "page"),
     [
-        (25, 10),
-        pytest.param(1200, 1000, marks=pytest.mark.full),
-        pytest.param(1200, 100, marks=pytest.mark.full),
+        ("moto", 25, 10),
+        pytest.param("moto", 1200, 100, marks=pytest.mark.full),
+        pytest.param("seaweed", 1200, None, marks=pytest.mark.full),
     ],
+    indirect=["store"],
 )
 def test_a_batch_of_many_pages_is_whole(
+    store: Settings,
     bucket: S3Archive,
     proxy: HttpProxy,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     count: int,
-    page: int,
+    page: int | None,
 ) -> None:
-    """Every run is listed and counted, however the endpoint pages; a submit that was cut off after half of them is
-    completed by the next, which changes nothing of the rest (T66)."""
-
-    def paged(path: str) -> str:
-        return f"{path}&max-keys={page}" if "list-type=2" in path else path
-
-    proxy.onward = paged
+    """Every run is listed and counted, whether the endpoint pages by 1,000 or by less; a submit cut off after
+    half of them is completed by the next, which changes nothing of the rest (T66)."""
+    if page is not None:
+        proxy.onward = lambda path: f"{path}&max-keys={page}" if "list-type=2" in path else path
+    direct = S3Archive(bucket.url, store)
     environment(bucket, monkeypatch, tmp_path)
     urls = [f"https://git.example.org/r{n}" for n in range(count)]
     text = json.dumps(
@@ -545,9 +587,9 @@ def test_a_batch_of_many_pages_is_whole(
     )
     batch = freeze(parse(text, "m", tmp_path, Limits()).manifest, text, [Repo(url=u, label=u[24:]) for u in urls])
     cut_off = replace(batch, tasks=batch.tasks[: count // 2])
-    assert submit(cut_off, bucket, by="ann", at=utc_now()) == count // 2
+    assert submit(cut_off, direct, by="ann", at=utc_now()) == count // 2
     assert len(listed(batch.id, capsys)) == count // 2
-    assert submit(batch, bucket, by="ann", at=utc_now()) == count - count // 2
+    assert submit(batch, direct, by="ann", at=utc_now()) == count - count // 2
     rows = listed(batch.id, capsys)
     assert [row["run"] for row in rows] == [task.run for task in batch.tasks]
     assert {row["status"] for row in rows} == {"queued"}

@@ -178,29 +178,35 @@ class Journal:
         """Leave a cache of these records, all of rollup.SPAN segments."""
         rollup.write(self._archive, self.run, records)
 
-    def seal_damaged(self, at: str) -> Run | None:
-        """End a run whose journal cannot be read on, as failed with infra/store: the seal goes to the next free
-        number and names the first segment that is not sound. None when there is nothing to end: all can be read, the
-        run was sealed before the damage, or somebody else wrote that number. at: UTC, ISO 8601."""
-        run = Run(id=self.run)
+    def seal_damaged(self, at: str, why: str = "") -> Run | None:
+        """End a run for something stored that is damaged, as failed with infra/store. at: UTC, ISO 8601.
+
+        Where the journal cannot be read on, the seal goes to the next free number and names the first segment that is
+        not sound. A sound one gets an ordinary seal that says why, if there is a reason. None when there is nothing
+        to end: no reason, sealed already, or somebody else wrote that number.
+        """
+        run, damaged = Run(id=self.run), None
         try:
             for line in self.read():
                 run = run.after(*line)
-            return None
+            last = run.last_seq
         except IntegrityFault as fault:
-            detail = fault.message
-        last = max(keys.segment_seq(key) for key in self._archive.list(keys.journal(self.run)))
-        try:
-            if any(isinstance(record.event, Sealed) for record, _ in self._segment(last, None)):
-                return None
-        except IntegrityFault:
-            pass  # the newest is the damaged one
-        failure = Failure(cls="infra", reason="store", detail=detail)
-        seal = Sealed(outcome="failed", failure=failure, damaged=run.last_seq + 1)
+            why, damaged = fault.message, run.last_seq + 1
+            last = max(keys.segment_seq(key) for key in self._archive.list(keys.journal(self.run)))
+        if not why or last < 0 or run.sealed is not None or (damaged is not None and self._is_seal(last)):
+            return None
+        seal = Sealed(outcome="failed", failure=Failure(cls="infra", reason="store", detail=why), damaged=damaged)
         try:
             return fold(self._write_at(last + 1, run, [seal], attempt=None, at=at, nonce=secrets.token_hex(16)), run)
         except ConflictFault:
             return None
+
+    def _is_seal(self, seq: int) -> bool:
+        """Whether that segment can be read and ends the run, though others may be damaged."""
+        try:
+            return any(isinstance(record.event, Sealed) for record, _ in self._segment(seq, None))
+        except IntegrityFault:
+            return False
 
     def put_blob(self, data: bytes | Path) -> str:
         """Store bytes or a file under their digest, and return it. Storing them again changes nothing."""
