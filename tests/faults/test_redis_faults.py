@@ -87,6 +87,11 @@ def lasting(fleet: Fleet, count: int) -> list[str]:
     return runs
 
 
+def all_consume(fleet: Fleet) -> None:
+    """Every slot of every worker takes a run."""
+    fleet.cancel(*lasting(fleet, WORKERS * SLOTS))
+
+
 def once(fleet: Fleet, run: str, calls: int) -> None:
     """Each call of the run is committed once and was begun once, by its only attempt."""
     assert len(fleet.events(run, "claimed")) == 1
@@ -143,6 +148,7 @@ def test_a_killed_redis_comes_back_with_its_file(fleet: Fleet) -> None:
     fleet.ended(*runs)
     for run in runs:
         once(fleet, run, calls=2)
+    all_consume(fleet)
     assert fleet.alive() == processes
 
 
@@ -188,7 +194,7 @@ def test_a_silent_redis_is_waited_for(fleet: Fleet, longer_than: str) -> None:
     assert [call for call in fleet.calls(run) if late < call.at < over] == []
     assert [call for call in fleet.calls(run) if call.at > over], "it was over before Redis was back"
     assert len(fleet.events(run, "observed")) == calls
-    fleet.ended(fleet.submit(), timeout_s=RETURN_S)
+    all_consume(fleet)
 
 
 SLOW_CALL = """
@@ -221,6 +227,7 @@ def test_connections_that_are_reset_again_and_again(fleet: Fleet) -> None:
     fleet.ended(*after, timeout_s=RETURN_S)
     fleet.ended(run)
     once(fleet, run, calls=2)
+    all_consume(fleet)
 
 
 def healthy(fleet: Fleet) -> bool:
@@ -486,7 +493,7 @@ def test_a_hostile_message_is_refused_by_a_whole_worker(
     wait_for(lambda: fleet.queued() == 0)
     assert not (tmp_path / "breach").exists()
     assert list(fleet.archive.folders("runs/")) == runs_before
-    fleet.cancel(*lasting(fleet, WORKERS * SLOTS))
+    all_consume(fleet)
     assert fleet.alive() == processes
     assert max(len(line) for process in processes for line in process.log.open()) < 16_000
 
