@@ -13,6 +13,7 @@ from worker import context, meter, phases, verdict
 from worker.contract.cancel import Cancel
 from worker.contract.errors import (
     ConflictFault,
+    EngineFault,
     FencedFault,
     HintsFault,
     IntegrityFault,
@@ -73,8 +74,9 @@ def run(run_id: str, station: Station) -> str:
     except NotFoundFault as fault:
         LOG.error("unknown_run", fault=str(fault))
         return "unknown"
-    except (HintsFault, StoreFault) as fault:
-        # Redis or the store being away never counts against the run: it is rung again when they are back.
+    except (EngineFault, HintsFault, StoreFault) as fault:
+        # Redis or the store being away never counts against the run, and the engine only once it is claimed: it is
+        # rung again, here when they are back, or on another host.
         LOG.warning("attempt_left", fault=str(fault))
         return "left"
 
@@ -96,6 +98,7 @@ class _Attempt:
         self.task = self.journal.task()
         if not due(before, station.now()) or read_mail(station.archive, before, self.task.batch).blocks:
             return "not_due"
+        station.sandbox.has_image("toolbox")  # learns whether the engine answers: a claim without one would count
         engine, previous = station.sandbox.engine_id, _previous(before, station)
         self.ledger.claim(Claimed(worker=station.name, engine=engine, lane=station.lane, previous=previous))
         with ExitStack() as stack:
