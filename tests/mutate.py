@@ -171,6 +171,24 @@ GUARDS = (
     ),
     # Calls
     guard(
+        "snapshot before segment",
+        "worker/ledger.py",
+        "stored = self.patiently(lambda: self.journal.put_snapshot(path))",
+        "data = path.read_bytes(); "
+        "stored = __import__('hashlib').sha256(data).hexdigest(); "
+        "__import__('threading').Timer(1, self.journal.put_snapshot, [data]).start()",
+        f"{HERE}what_a_segment_names_is_stored_before_it",
+        "test_hosting.py::test_the_segment_is_written_last",
+    ),
+    guard(
+        "output before segment",
+        "worker/hosting.py",
+        "self._ledger.put_blob(output)",
+        "__import__('threading').Timer(1, self._ledger.put_blob, [output.read_bytes()]).start()",
+        f"{HERE}what_a_segment_names_is_stored_before_it",
+        "test_hosting.py::test_the_segment_is_written_last",
+    ),
+    guard(
         "outside calls: recorded before they start",
         "worker/hosting.py",
         "if any(command.outside for command in work):",
@@ -197,6 +215,30 @@ GUARDS = (
         "        self._walker.last = walk\n        return {**_found(walk, walk)",
         "        return {**_found(walk, walk)",
         "test_keeper_program.py::test_a_chain_of_snapshots_restores_exactly",
+    ),
+    guard(
+        "spool bound: what is reserved fits",
+        "worker/spool.py",
+        "if self._held and self._held + size > self._limit_bytes:",
+        "if False:",
+        "test_spool.py::test_one_that_is_larger_than_the_spool_goes_alone",
+        "test_spool.py::test_what_does_not_fit_waits_until_it_does",
+    ),
+    guard(
+        "spool bound: no call begins without room",
+        "worker/hosting.py",
+        "if not self._ledger.has_room(self._task.limits.output_kept_bytes):",
+        "if False:",
+        f"{HERE}a_call_begins_when_the_spool_has_room",
+        "test_hosting.py::test_a_full_spool_lets_no_call_begin",
+    ),
+    guard(
+        "spool bound: an output counts while it waits",
+        "worker/ledger.py",
+        "with self._spool.hold(len(data) if isinstance(data, bytes) else data.stat().st_size):",
+        "if True:",
+        f"{HERE}what_waits_for_the_store_is_counted",
+        "test_hosting.py::test_what_waits_is_counted_until_it_is_stored",
     ),
     # What is left of earlier attempts
     guard(

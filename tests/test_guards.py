@@ -62,7 +62,7 @@ from worker.tools.tool import Answer, ToolContext
 
 RUN = "run-0"
 WRITES = """
-- calls: [{tool: run_command, arguments: {command: "echo one >> a.txt"}}]
+- calls: [{tool: run_command, arguments: {command: "echo one >> a.txt; cat a.txt"}}]
 - calls: [{tool: run_command, arguments: {command: "echo two >> a.txt"}}]
 - text: Done.
 """
@@ -162,7 +162,8 @@ class Place:
     @contextmanager
     def host(self) -> Iterator[AttemptHost]:
         """An attempt on the run, ready for its first call."""
-        ledger, cancel, station = self.ledger(), Cancel(), self.station
+        station, cancel = self.station, Cancel()
+        ledger = Ledger(self.journal, cast(Lease, Lent()), cancel, station.redactor, utc_now, station.spool)
         ledger.claim(CLAIM)
         task = self.journal.task()
         owner = Owner(ARCHIVE_ID, RUN, ledger.run.attempt or 0, "agent")
@@ -289,6 +290,28 @@ def test_what_a_segment_names_is_stored_before_it(place: Place) -> None:
     assert place.work() == "sealed"
     assert len(place.events(Observed)) == 2
     assert place.archive.holes == []
+
+
+def test_a_call_begins_when_the_spool_has_room(place: Place) -> None:
+    """With another attempt's output waiting for the store, it waits outside, and a cancel ends that."""
+    place.submit()
+    with place.host() as host, place.station.spool.hold(2**30):
+        host.cancel.set("cancel")
+        call = ToolCall(id="call_1_1", name="fetch", arguments="{}")
+        assert not host.observe(call, Fetches(), None)
+    assert place.events(Called, Observed) == []
+
+
+def test_what_waits_for_the_store_is_counted(place: Place) -> None:
+    """An output from when it is there until it is stored."""
+    place.submit()
+    held: list[tuple[str, int]] = []
+    with place.host() as host:
+        place.archive.before = lambda key: held.append((key.split("/")[2], place.station.spool.held))
+        host.observe(ToolCall(id="call_1_1", name="fetch", arguments="{}"), Fetches(), None)
+        assert host.settle()
+    assert held[1] == ("blobs", len("fetched\n"))
+    assert held[-1] == ("journal", 0)
 
 
 def test_an_outside_call_is_recorded_before_it_starts(place: Place) -> None:
