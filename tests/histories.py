@@ -278,8 +278,11 @@ def _listened(world: World, run: str, records: list[Record], *, paused: bool) ->
     last = records[-1].event
     cancelled = isinstance(last, Sealed) and last.outcome == "cancelled"
     asked = any(message.kind == "cancel" for message in messages)
-    if cancelled != asked and not paused and not _gave_up(world, records):
-        yield f"{run}: cancel asked: {asked}, cancelled: {cancelled}"
+    batch = Journal(world.archive, run).task().batch  # type: ignore[arg-type]
+    control = Control(world.archive, batch).read()  # type: ignore[arg-type]
+    all_asked = any(message.kind == "cancel" for message in control)  # which may have come after the end
+    if not paused and not _gave_up(world, records) and (cancelled < asked or cancelled > asked + all_asked):
+        yield f"{run}: cancel asked: {asked} or {all_asked}, cancelled: {cancelled}"
 
 
 def _heard(world: World, run: str, records: list[Record]) -> Iterator[str]:

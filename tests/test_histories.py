@@ -70,7 +70,7 @@ def test_nothing_is_lost_or_doubled_in_ten_thousand_histories() -> None:
     assert all_failures(range(DEFAULT, FULL, CHUNK)) == ""
 
 
-@pytest.mark.parametrize("seed", [3, 14, 15])
+@pytest.mark.parametrize("seed", [10, 16, 33])
 def test_a_seed_is_one_history(seed: int, folder: Path) -> None:
     """Played twice, a seed makes the same acts at the same times."""
     assert play(seed, folder).trace == play(seed, folder).trace

@@ -103,7 +103,8 @@ class Weather:
         scenarios = random.choice(SCENARIOS)
         people = []
         if random.random() < 0.3:
-            people.append((random.uniform(0, random.choice([8, 90])), "cancel", random.randrange(2)))
+            what = random.choice(["cancel", "cancel", "cancel all"])
+            people.append((random.uniform(0, random.choice([8, 90])), what, random.randrange(2)))
         if random.random() < 0.3:
             people.append((random.uniform(0, 90), "message", random.randrange(2)))
         if random.random() < 0.25:
