@@ -25,9 +25,9 @@ from worker.sandbox.pool import Box, Kind, Places, Pool
 from worker.sandbox.protocol import Command, Output, Owner, Result, Snapshot, WorkspaceTooLarge
 from worker.sandbox.shape import MIB
 
-END_TIMEOUT_S: Final = 10
-"""How long the engine may take to report the end of a container that has ended or was killed (measured: 35 ms
-and 110 ms)."""
+END_TIMEOUT_S: Final = 30
+"""How long the engine may take to report the end of a container that has ended or was killed (measured: 35 ms and
+110 ms; 16 s where its containerd died meanwhile and was started again)."""
 HEAD_START_S: Final = 0.01
 """For so long the threads that end a call's container and park the next leave the interpreter to the caller, who is
 showing the result (measured: 1.4 ms less for each call). Whoever waits for them ends it."""
