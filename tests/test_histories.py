@@ -58,6 +58,7 @@ def all_failures(seeds: Iterable[int]) -> str:
         return "\n".join(one for chunk in pool.map(failures, seeds) for one in chunk)
 
 
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_or_doubled() -> None:
     """Whatever dies, freezes, forgets or answers late, every run ends once with the result it would have had."""
     assert all_failures(range(0, DEFAULT, CHUNK)) == ""
