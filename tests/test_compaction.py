@@ -211,11 +211,28 @@ def test_the_next_summary_builds_on_the_notes() -> None:
     assert "Notes of the first half." in told
     assert f"step {first} " in told
     assert f"step {first - 1} " not in told
+    assert "TOLD: To save room" not in told, "the notes are shown as notes, once"
     assert request.reply_index == 1
     summarized(transcript, "Notes of both.")
     after = body(shown(transcript).request("model").messages)
     assert "Notes of both." in after
     assert "Notes of the first half." not in after
+
+
+def test_a_second_summary_in_a_row_keeps_less_of_the_same() -> None:
+    """It begins at a later reply, and what stays is still what it was."""
+    transcript = long_run()
+    summarized(transcript)
+    before = shown(transcript).request("model").messages
+    now = shown(transcript)
+    wanted = now.summary(1)
+    assert wanted is not None
+    transcript.commit(now.compacted(wanted, Reply(text="Notes of more.")))
+    after = shown(transcript).request("model").messages
+    kept = after[2:-1]
+    assert kept == before[-len(kept) :]
+    assert len(kept) < len(before) / 2
+    assert isinstance(kept[0], AssistantMessage)
 
 
 @pytest.mark.parametrize(

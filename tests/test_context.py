@@ -151,7 +151,7 @@ def test_one_that_followed_a_run_shows_what_a_fresh_one_shows(acts: list[tuple[s
             call = shell(command, journal.run.steps + 1)
             journal.reply(call)
             journal.shell = always(len(output) % 3, output, tree)
-            journal.keep = {"call": lambda kept: kept, "lost": lost, "gone": gone}[kind]
+            journal.keep = {"call": touched, "lost": lost, "gone": gone}[kind]
             journal.observe(call, RunCommand(), RunCommandArguments(command=command))
         if looks:
             follower.look()
@@ -166,6 +166,10 @@ def test_one_that_followed_a_run_shows_what_a_fresh_one_shows(acts: list[tuple[s
 
 def always(*told: Any) -> Callable[[str], Any]:
     return lambda command: told
+
+
+def touched(observed: Observed) -> Observed:
+    return observed.model_copy(update={"files": (f"{observed.observation.call_id}.py",)})
 
 
 def lost(observed: Observed) -> Observed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transcripts import Transcript, shell, task
 
+from worker import compaction, context
 from worker.contract.events import Event, Observation, Observed, Replied, Reply, Unrecorded, Yielded
 from worker.contract.task import Task
 from worker.lost_reply import lost_reply
@@ -50,6 +51,24 @@ def test_a_measured_request_counts_as_it_was_measured() -> None:
 def test_what_was_shown_ahead_of_its_commit_may_have_been_asked_about() -> None:
     """The last call's result may have been on its way to the model when the worker died."""
     assert asked(replied(1, "model")) is not None
+
+
+def test_a_lost_summary_is_counted_like_any_reply() -> None:
+    """Its request is never larger than the next one of the loop, which is what is counted."""
+    full: Task = task(context_tokens=RESERVE_TOKENS + 30_000).model_copy(update={"model": "anthropic/some-model"})
+    journal = Transcript(full)
+    for n in range(1, 20):
+        journal.reply(shell(f"look {n}", n), text=WORDS[:7_000])
+        journal.observe(shell(f"look {n}", n))
+    shown = context.Transcript(full, Toolset().specs)
+    shown.follow(journal.records())
+    assert shown.full
+    wanted = shown.summary(0)
+    assert wanted is not None
+    lost = lost_reply(full, journal.run, journal.records(), Toolset().specs)
+    assert lost is not None
+    asked_bytes = len(wanted.request.system) + sum(map(compaction.size_bytes, wanted.request.messages))
+    assert lost.tokens - RESERVE_TOKENS >= asked_bytes / compaction.BYTES_PER_TOKEN
 
 
 def test_nothing_is_counted_where_nobody_was_asked() -> None:
