@@ -17,7 +17,7 @@ from typing import Any
 from conftest import program, wait_for
 from deployments import Deployment
 
-from worker.contract.events import Claimed, Observed
+from worker.contract.events import Claimed, Observed, digest
 from worker.store.hints import Hints
 from worker.store.journal import Journal
 
@@ -136,12 +136,17 @@ class Crew:
 
     def of_run(self, run: str) -> list[str]:
         """Containers of a run that live now."""
-        return _docker("ps", "--quiet", "--filter", f"label=dawnfleet.run={run}")
+        return _docker("ps", *self._of(run))
 
     def left(self, run: str) -> list[str]:
         """Containers of a run in any state, else its volumes."""
-        mine = ("--quiet", "--filter", f"label=dawnfleet.run={run}")
-        return _docker("ps", "--all", *mine) or _docker("volume", "ls", *mine)
+        return _docker("ps", "--all", *self._of(run)) or _docker("volume", "ls", *self._of(run))
+
+    def _of(self, run: str) -> tuple[str, ...]:
+        """Run ids repeat from one archive to the next."""
+        archive = digest(self.deployment.archive.url.encode())[:12]
+        labels = (f"label=dawnfleet.run={run}", f"label=dawnfleet.archive={archive}")
+        return ("--quiet", *(word for label in labels for word in ("--filter", label)))
 
 
 def _docker(*words: str) -> list[str]:

@@ -123,6 +123,7 @@ def test_a_killed_worker_repeats_what_was_in_hand_and_nothing_else(hands: Crew, 
         [reaching] = hands.submit("reaching", model=REACHES_OUT, tools=[publish], limits=FOREVER)
         hands.deployment.awaited(reaching, "called")
         [calling] = hands.submit("calling", model=TWO_CALLS)
+        hands.deployment.awaited(calling, "observed")
         hands.in_call(calling, "call_1_2")
         assert hands.observed(calling) == hands.observed(reaching) == ["call_1_1"]
         killed_s = time.time()
