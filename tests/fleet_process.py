@@ -2,7 +2,8 @@
 is the product's own: settings, archive, Redis, Celery, heartbeats, signals. Refuses to hold rules: it only swaps the
 engine, scales what is no setting (time limits of sockets), and notes each call and each request as it begins.
 
-`fleet_process.py worker FOLDER [--slots N] [--visibility S] [--broker URL] [--stall]`; `fleet_process.py scheduler`.
+`fleet_process.py worker FOLDER [--slots N] [--visibility S] [--broker URL] [--stall] [--patient]`, or
+`fleet_process.py scheduler`.
 """
 
 from __future__ import annotations
@@ -113,9 +114,11 @@ def main() -> int:
     parser.add_argument("--visibility", type=int, default=doorbell.VISIBILITY_TIMEOUT_S)
     parser.add_argument("--broker", default="")
     parser.add_argument("--stall", action="store_true")
+    parser.add_argument("--patient", action="store_true", help="leave time limits of sockets as they are")
     options = parser.parse_args()
     settings = Settings()
-    doorbell.SOCKET_TIMEOUT_S = doorbell.HEALTH_CHECK_S = doorbell.RETRY_MAX_S = 1  # type: ignore[misc]
+    if not options.patient:
+        doorbell.SOCKET_TIMEOUT_S = doorbell.HEALTH_CHECK_S = doorbell.RETRY_MAX_S = 1  # type: ignore[misc]
     if options.role == "scheduler":
         service.Hints = partial(Hints, socket_timeout_s=PATIENCE_S)  # type: ignore[misc, assignment]
         service.serve(settings)

@@ -95,7 +95,7 @@ class Fleet:
         self.port = free_port()
         (folder / "valkey").mkdir()
         self.valkey: Server = valkey_server(
-            folder / "valkey", "--port", str(self.port), "--bind", "127.0.0.1", "--appendfsync", "always"
+            folder / "valkey", "--port", str(self.port), "--bind", "127.0.0.1"
         ).start()
         self.proxy = TcpProxy(("127.0.0.1", self.port))
         self.straight = f"redis://127.0.0.1:{self.port}/0"
@@ -104,8 +104,9 @@ class Fleet:
         self.archive = open_archive(self.settings.archive_url, self.settings)
         self.archive.create(keys.source(digest(SOURCE)), SOURCE)
         self.hints = Hints(self.straight)
-        self.redis = redis.Redis.from_url(self.straight, decode_responses=True)
+        self.redis = redis.Redis.from_url(self.straight, decode_responses=True, socket_timeout=BUSY_S)
         self.processes: list[Process] = []
+        self._bell = celery_app(self.straight)
         self._numbers = iter(range(1_000_000))
 
     def workers(self, count: int, *words: str, slots: int = 2) -> list[Process]:
@@ -188,9 +189,8 @@ class Fleet:
 
     def ring(self, run: str, times: int = 1) -> None:
         """Doorbells that no scheduler asked for."""
-        app = celery_app(self.straight)
         for _ in range(times):
-            ring(app, run, "batch")
+            ring(self._bell, run, "batch")
 
     def queued(self) -> int:
         """Doorbells that lie in Redis, those included that a worker has taken and not acknowledged."""

@@ -23,7 +23,7 @@ import pytest
 import redis
 from conftest import wait_for
 from deployments import Deployment
-from fleets import Fleet, Process
+from fleets import BUSY_S, Fleet, Process
 from runs_made import claimed, replied
 
 from scheduler import control
@@ -477,28 +477,46 @@ LOGGED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "large_bytes"),
-    [*((kind, 4 * 2**20) for kind in HOSTILE), pytest.param("large", 100 * 2**20, marks=pytest.mark.full)],
-)
-def test_a_hostile_message_is_refused_by_a_whole_worker(
-    fleet: Fleet, tmp_path: Path, kind: str, large_bytes: int
-) -> None:
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_message_is_refused_by_a_whole_worker(fleet: Fleet, tmp_path: Path, kind: str) -> None:
     """H54: logged in lines that stay short, nothing is executed, nothing of it stays in Redis, and every slot of
     every worker still takes runs."""
     processes, before = fleet.alive(), fleet.said(LOGGED[kind])
     runs_before = list(fleet.archive.folders("runs/"))
-    ringing(fleet, kind, tmp_path / "breach", large_bytes)
+    send(fleet, kind, tmp_path / "breach", large_bytes=4 * 2**20)
     wait_for(lambda: fleet.said(LOGGED[kind]) > before)
     wait_for(lambda: fleet.queued() == 0)
     assert not (tmp_path / "breach").exists()
     assert list(fleet.archive.folders("runs/")) == runs_before
     all_consume(fleet)
     assert fleet.alive() == processes
-    assert max(len(line) for process in processes for line in process.log.open()) < 16_000
+    assert longest_line(fleet) < LINE_BYTES
 
 
-def ringing(fleet: Fleet, kind: str, breach: Path, large_bytes: int) -> None:
+@pytest.mark.full
+def test_a_hundred_megabytes_are_refused_by_a_whole_worker(small: Fleet, tmp_path: Path) -> None:
+    """H54: as above, and the worker takes a run afterwards."""
+    small.address = small.straight
+    small.redis.config_set("appendonly", "no")  # the disk is not what is tried here
+    small.scheduler()
+    [worker] = small.workers(1, "--patient")
+    send(small, "large", tmp_path / "breach", large_bytes=100 * 2**20)
+    wait_for(lambda: worker.said(LOGGED["large"]), BUSY_S)
+    wait_for(lambda: small.queued() == 0, BUSY_S)
+    small.ended(small.submit())
+    assert worker.poll() is None
+    assert longest_line(small) < LINE_BYTES
+
+
+LINE_BYTES = 16_000
+
+
+def longest_line(fleet: Fleet) -> int:
+    """Of all logs, bytes."""
+    return max((len(line) for process in fleet.processes for line in process.log.open("rb")), default=0)
+
+
+def send(fleet: Fleet, kind: str, breach: Path, large_bytes: int) -> None:
     """Put such a message into the queue."""
     url = fleet.straight.replace("/0", "/1")
     with redis.Redis.from_url(url) as aside:
