@@ -147,6 +147,14 @@ class MemoryHints:
         found = {name: self._get(f"control:{name}") for name in names}
         return {name: number for name, number in found.items() if number is not None}
 
+    def hold(self, account: str, for_s: float) -> None:
+        if self.held_s(account) < for_s:
+            self._set(f"hold:{account}", self._clock() + for_s, for_s)
+
+    def held_s(self, account: str) -> float:
+        end: float | None = self._get(f"hold:{account}")
+        return 0.0 if end is None else end - self._clock()
+
     def epoch(self) -> str | None:
         value: str | None = self._get("epoch")
         return value

@@ -129,3 +129,21 @@ def test_a_wipe_takes_everything(hints: Hints, wipe: Wipe) -> None:
         {},
         {},
     )
+
+
+def test_a_held_account_waits_for_the_longest_hold(hints: Hints) -> None:
+    """A shorter one does not end it early, and another account is free."""
+    assert hints.held_s("openai-1") == 0
+    hints.hold("openai-1", LONG_S)
+    hints.hold("openai-1", SHORT_S)
+    assert LONG_S - 30 < hints.held_s("openai-1") <= LONG_S
+    assert hints.held_s("openai-2") == 0
+
+
+def test_a_hold_ends_by_itself_or_with_a_wipe(hints: Hints, wipe: Wipe, wait_until: Callable[..., object]) -> None:
+    """It is a hint: whoever asks too early meets the provider's no."""
+    hints.hold("openai-1", SHORT_S)
+    wait_until(lambda: hints.held_s("openai-1") == 0)
+    hints.hold("openai-1", LONG_S)
+    wipe()
+    assert hints.held_s("openai-1") == 0

@@ -141,6 +141,7 @@ def test_every_key_ends_by_itself(hints: Hints, raw: redis.Redis) -> None:
     hints.reserve({"run:a": 5}, 1)
     hints.settle(["run:b"], 1)
     hints.put_spent("day:x", 1)
+    hints.hold("openai-0123", 60)
     hints.start_epoch("e")
     assert [key for key in raw.scan_iter("*") if raw.ttl(key) == -1] == ["dawn:epoch"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transcripts import MemoryHost, body, shell, task
 
+from worker import meter
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault, FencedFault, InvalidFault, ProviderFault, StoreFault
 from worker.contract.events import (
@@ -666,23 +667,72 @@ def test_a_short_trouble_of_the_provider_is_waited_out() -> None:
     assert host.run.steps == 1
 
 
+def test_words_that_come_while_the_provider_is_waited_for_are_in_the_next_request() -> None:
+    """And so is a pause, a lost lease, or the end of the working time: each try begins like a step."""
+    host = Told(task())
+
+    def busy(request: ModelRequest) -> Reply:
+        host.mail.append(Steered(n=0, kind="message", by="ada", text="Use pathlib."))
+        raise ProviderFault("unavailable", "busy", retryable=True)
+
+    model = Says(busy, DONE)
+    assert work(host, model, Toolset()) == Finished(text=DONE.text)
+    assert "Use pathlib." in body(model.asked[1].messages)
+
+
 @pytest.mark.parametrize(
     ("fault", "tries", "said"),
     [
         (ProviderFault("auth", "no key"), 1, "provider/auth"),
         (ProviderFault("bad_request", "no such model"), 1, "provider/bad_request"),
-        (ProviderFault("connection", "reset", retryable=True), 4, "provider/connection"),
-        (ProviderFault("unavailable", "overloaded", retryable=True), 4, "provider/unavailable"),
-        (ProviderFault("unavailable", "later", retryable=True, retry_after_s=7200), 1, "provider/unavailable"),
+        (ProviderFault("connection", "reset", retryable=True, cut=True), 3, "provider/connection"),
         (ProviderFault("context", "too long"), 1, "limit/context"),
         (InvalidFault("script x, reply 2: expect 'green' is not in 'red'"), 1, "provider/bad_request"),
     ],
 )
 def test_what_a_provider_means_for_the_run(fault: Exception, tries: int, said: str) -> None:
-    """Each fault has one outcome of the closed set, after a bounded number of tries."""
+    """Each fault has one outcome of the closed set, after a bounded number of tries (T11: three cuts)."""
     model = Says(fault)
     assert failure(work(Told(task()), model, Toolset())) == said
     assert len(model.asked) == tries
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries", "until"),
+    [
+        (ProviderFault("connection", "refused", retryable=True), 4, "in 60 s"),
+        (ProviderFault("unavailable", "overloaded", retryable=True), 4, "in 60 s"),
+        (ProviderFault("unavailable", "quota", retryable=True, retry_after_s=7200), 1, "in 7200 s"),
+    ],
+)
+def test_a_longer_trouble_of_the_provider_parks_the_run(fault: Exception, tries: int, until: str) -> None:
+    """T09, T10: no worker waits for it, and nothing that was paid for is lost."""
+    host = Told(task())
+    model = Says(runs("ls"), fault)
+    parked = work(host, model, Toolset())
+    assert parked == Parked(waiting="provider", until=until, detail=str(fault))
+    assert host.records()[-1].event == parked
+    assert (host.run.status, host.run.steps, host.ran) == ("waiting", 1, ["ls"])
+    assert len(model.asked) == 1 + tries
+    assert work(host, Says(DONE), Toolset()) == Finished(text="It is done.")
+    assert host.run.provider_parks == 0
+
+
+def test_a_provider_that_is_away_all_night_ends_the_run() -> None:
+    """Pauses grow to half an hour, and there are 24 of them."""
+    host = Told(task())
+    model = Says(ProviderFault("unavailable", "down", retryable=True))
+    ends = [work(host, model, Toolset()) for _ in range(meter.PROVIDER_PARKS_MAX + 1)]
+    assert [end.until for end in ends[:5] if isinstance(end, Parked)] == [
+        f"in {n} s" for n in (60, 300, 900, 1800, 1800)
+    ]
+    assert failure(ends[-1]) == "provider/unavailable"
+
+
+def test_a_provider_that_is_away_while_it_summarizes_parks_the_run() -> None:
+    """As with a reply."""
+    busy = ProviderFault("unavailable", "busy", retryable=True)
+    assert isinstance(work(full(14), Says(busy), Toolset()), Parked)
 
 
 # People

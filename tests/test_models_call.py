@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import threading
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -127,13 +131,26 @@ def test_a_reply_cut_in_the_middle_is_a_connection_fault(model_server: ModelServ
     """Nothing of half a reply is used (T11)."""
     model_server.will_cut()
     fault = fault_of(provider, model_server.url)
-    assert (fault.reason, fault.retryable) == ("connection", True)
+    assert (fault.reason, fault.retryable, fault.cut) == ("connection", True, True)
+
+
+def test_a_connection_that_ends_before_the_reply_is_a_cut_too(model_server: ModelServer, provider: str) -> None:
+    """Closed or reset after the request, with not one byte (T11)."""
+    model_server.answers.put(lambda handler: handler.connection.shutdown(socket.SHUT_RDWR))
+    assert fault_of(provider, model_server.url).cut
+
+    def reset(handler: BaseHTTPRequestHandler) -> None:
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(handler.connection.detach())
+
+    model_server.answers.put(reset)
+    assert fault_of(provider, model_server.url).cut
 
 
 def test_a_server_that_is_not_there_is_a_connection_fault(provider: str) -> None:
     """And says whom it could not reach."""
     fault = fault_of(provider, "http://127.0.0.1:9")
-    assert (fault.reason, fault.retryable) == ("connection", True)
+    assert (fault.reason, fault.retryable, fault.cut) == ("connection", True, False)
     assert provider in fault.message
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
+from doubles import MemoryHints
 
 from worker.contract.errors import ExitCode, InvalidFault, ProviderFault, UsageFault
 from worker.contract.events import Reply
@@ -14,6 +17,7 @@ from worker.contract.model_name import ModelName, parse_model_name
 from worker.contract.settings import Settings
 from worker.contract.task import Repo, Task
 from worker.models.anthropic import AnthropicModel
+from worker.models.held import HeldModel
 from worker.models.open import open_model
 from worker.models.openai import OpenAIModel
 from worker.models.processes import Programs
@@ -38,8 +42,20 @@ def opened(model: str, env: dict[str, str] | None = None, listed: Mapping[str, s
         model=model,
         script="- text: hi" if model.startswith("scripted:") else None,
     )
-    programs = Programs(listed, env or {})
-    return open_model(task, Settings(**settings), secrets_env=env or {}, recorded=nothing_recorded, programs=programs)
+    return open_model(
+        task,
+        Settings(**settings),
+        secrets_env=env or {},
+        recorded=nothing_recorded,
+        programs=Programs(listed, env or {}),
+        holds=MemoryHints(time.monotonic),
+    )
+
+
+def held(model: Model) -> Any:
+    """What asks behind the account that can be held."""
+    assert isinstance(model, HeldModel)
+    return model.model
 
 
 @pytest.mark.parametrize(
@@ -78,7 +94,7 @@ def test_each_name_opens_its_model() -> None:
     kinds = {"scripted:x": ScriptedModel, "anthropic/claude-x": AnthropicModel, "openai/gpt-x": OpenAIModel}
     for name, kind in kinds.items():
         model = opened(name, keys)
-        assert isinstance(model, kind)
+        assert isinstance(model.model if isinstance(model, HeldModel) else model, kind)
         assert model.name == name
 
 
@@ -92,6 +108,7 @@ def test_a_replay_asks_for_the_replies_of_the_run_it_names() -> None:
         secrets_env={},
         recorded=lambda run: asked.append(run) or [Reply(text="hi")],
         programs=Programs({}, {}),
+        holds=MemoryHints(time.monotonic),
     )
     assert isinstance(model, ReplayModel)
     assert asked == ["r-9"]
@@ -100,6 +117,8 @@ def test_a_replay_asks_for_the_replies_of_the_run_it_names() -> None:
 def test_a_program_is_opened_by_the_name_that_the_operator_gave_it() -> None:
     """With the model it is asked for behind a slash."""
     model = opened("command:mine/large", listed={"mine": "/bin/cat -u"})
+    assert model.name == "command:mine/large"
+    model = held(model)
     assert isinstance(model, ProgramModel)
     assert (model.name, model.program, model.model) == ("command:mine/large", "mine", "large")
 
@@ -137,14 +156,14 @@ def test_a_missing_key_names_the_variables(provider: str) -> None:
 
 def test_a_key_for_dawnfleet_wins_over_the_providers_own_variable() -> None:
     """So that a deployment can use another account than the person who runs it."""
-    model = opened("openai/m", {"DAWN_OPENAI_API_KEY": "ours", "OPENAI_API_KEY": "theirs"})
+    model = held(opened("openai/m", {"DAWN_OPENAI_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}))
     assert isinstance(model, OpenAIModel)
     assert (model.account.key, model.account.key_name) == ("ours", "DAWN_OPENAI_API_KEY")
 
 
 def test_a_compatible_server_of_ones_own_needs_no_key() -> None:
     """DAWN_OPENAI_BASE_URL names it."""
-    model = opened("openai/m", openai_base_url="http://localhost:8080/v1")
+    model = held(opened("openai/m", openai_base_url="http://localhost:8080/v1"))
     assert isinstance(model, OpenAIModel)
     assert model.account.base_url == "http://localhost:8080/v1"
 

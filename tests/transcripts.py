@@ -165,6 +165,11 @@ class MemoryHost(Transcript):
         self.commit(asked, parked)
         return parked
 
+    def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
+        parked = Parked(waiting="provider", until=f"in {pause_s:g} s", detail=detail)
+        self.commit(parked)
+        return parked
+
     def commit(self, *events: Event) -> None:
         self.settle()
         super().commit(*events)

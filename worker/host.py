@@ -70,6 +70,10 @@ class Host(Protocol):
         """Commit the question, and park until a person decides or it expires."""
         ...
 
+    def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
+        """Commit that the run waits for its provider for so long, and why."""
+        ...
+
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
         """Run the call and show what came of it; the snapshot and the commit follow in the background. False when
         Cancel was thrown and the call is undone.

@@ -118,6 +118,9 @@ class AttemptHost:
     def ask(self, asked: Asked) -> Parked:
         return self._mailbox.ask(asked)
 
+    def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
+        return self._mailbox.wait_for_provider(pause_s, detail)
+
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
         self.settle()
         work = tool.command(arguments, self._context())

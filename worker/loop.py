@@ -8,7 +8,10 @@ Refuses to know where it runs: no Celery, Redis, S3 or Docker. All it needs of i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
+
+import structlog
 
 from worker import context, meter, policy
 from worker.contract.errors import FencedFault, InvalidFault, ProviderFault, StoreFault
@@ -28,6 +31,8 @@ from worker.contract.events import (
 from worker.host import Host, Stopped, Tools
 from worker.models.protocol import Model, ModelRequest
 
+LOG = structlog.get_logger(__name__)
+
 __all__ = ["Host", "Stopped", "Tools", "work"]
 
 RETRY_DELAYS_S = (1.0, 4.0, 15.0)
@@ -41,7 +46,7 @@ def work(
 
     None: the commands phase ran all of the task's commands (their failures are observations); nothing is decided.
     """
-    transcript = context.Transcript(host.task, tools.specs)
+    transcript, patience = context.Transcript(host.task, tools.specs), _Patience()
     while True:
         for call in host.run.pending:
             if (end := _between(host, transcript) or _act(host, tools, call, phase)) is not None:
@@ -53,19 +58,25 @@ def work(
             return end
         if phase == "model" and transcript.full:
             oversize = meter.oversize(transcript.tokens, host.task.limits)
-            if (end := _make_room(host, model, transcript, oversize)) is not None:
+            if (end := _make_room(host, model, transcript, patience, oversize)) is not None:
                 return end
             continue
         request, size, began_s = transcript.request(phase), transcript.tokens, host.working_s()
-        reply = _ask(host, model, request)
+        reply = _ask(host, model, request, patience)
         duration_ms = round((host.working_s() - began_s) * 1000)
-        if isinstance(reply, Stopped):
+        if reply is None:
+            continue
+        if isinstance(reply, Stopped | Parked):
             return reply
         if not _settled(host, reply):
             continue
         if isinstance(reply, Failure):
             # A provider may count otherwise than we do.
-            end = _make_room(host, model, transcript, reply) if reply.reason == "context" else _finish(host, reply)
+            end = (
+                _make_room(host, model, transcript, patience, reply)
+                if reply.reason == "context"
+                else _finish(host, reply)
+            )
             if end is not None:
                 return end
             continue
@@ -147,8 +158,8 @@ def _drop(host: Host, reply: Reply | Failure, why: str) -> None:
 
 
 def _make_room(
-    host: Host, model: Model, transcript: context.Transcript, lacking: Failure | None
-) -> Finished | Stopped | None:
+    host: Host, model: Model, transcript: context.Transcript, patience: _Patience, lacking: Failure | None
+) -> Finished | Stopped | Parked | None:
     """Let the model make a summary of the older part. It is committed with its cost, also when it is of no use.
 
     When nothing can give way, or it did not help twice in a row, the run goes on for as long as it can. lacking: why
@@ -160,11 +171,12 @@ def _make_room(
         asked = transcript.summary(tries)
         if asked is None:
             break
-        reply = _ask(host, model, asked.request)
+        reply = _ask(host, model, asked.request, patience)
         if isinstance(reply, Reply):
             host.commit(transcript.compacted(asked, reply))
+        if isinstance(reply, Reply | None):
             return None
-        if isinstance(reply, Stopped):
+        if isinstance(reply, Stopped | Parked):
             return reply
         if reply.reason != "context":
             return _finish(host, reply)
@@ -183,22 +195,42 @@ def _finish(host: Host, failure: Failure | None, *before: Event, text: str | Non
     return finished
 
 
-def _ask(host: Host, model: Model, request: ModelRequest) -> Reply | Failure | Stopped:
-    """One reply within the working time, after a few short retries where the provider says they may help."""
+@dataclass
+class _Patience:
+    """How often the reply that is due was asked for in vain; cuts: connections that ended meanwhile."""
+
+    tries: int = 0
+    cuts: int = 0
+
+
+def _ask(
+    host: Host, model: Model, request: ModelRequest, patience: _Patience
+) -> Reply | Failure | Stopped | Parked | None:
+    """One try at a reply within the working time. None: it did not come, and the short wait for the next is over."""
     limits = host.task.limits
-    for delay_s in (*RETRY_DELAYS_S, None):
-        left_s = limits.working_time_s - host.working_s()
-        if left_s <= 0:
-            return meter.out_of_time(limits)
-        try:
-            return model.reply(request, timeout_s=min(limits.model_timeout_s, left_s), cancel=host.cancel)
-        except InvalidFault as fault:
-            return Failure(cls="provider", reason="bad_request", detail=str(fault))
-        except ProviderFault as fault:
-            asked_s = fault.retry_after_s or 0.0
-            final = delay_s is None or not fault.retryable or asked_s > RETRY_AFTER_MAX_S
-            if final and not host.cancel.is_set():
-                return meter.provider_failure(fault)
-            if host.cancel.wait(max(delay_s or 0.0, asked_s)):
-                return Stopped(host.cancel.reason)
-    raise AssertionError("the last try returns or raises")
+    left_s = max(1.0, limits.working_time_s - host.working_s())
+    try:
+        reply = model.reply(request, timeout_s=min(limits.model_timeout_s, left_s), cancel=host.cancel)
+    except InvalidFault as fault:
+        return Failure(cls="provider", reason="bad_request", detail=str(fault))
+    except ProviderFault as fault:
+        return _in_trouble(host, fault, patience)
+    patience.tries = patience.cuts = 0
+    return reply
+
+
+def _in_trouble(host: Host, fault: ProviderFault, patience: _Patience) -> Failure | Stopped | Parked | None:
+    """What the provider's no means: a short wait, a long one without a worker, or the end."""
+    if host.cancel.is_set():
+        return Stopped(host.cancel.reason)
+    patience.cuts += fault.cut
+    pause_s = None if patience.cuts >= meter.CUTS_MAX else meter.provider_pause_s(host.run, fault)
+    if pause_s is None:
+        return meter.provider_failure(fault)
+    asked_s = fault.retry_after_s or 0.0
+    if patience.tries >= len(RETRY_DELAYS_S) or asked_s > RETRY_AFTER_MAX_S:
+        return host.wait_for_provider(pause_s, str(fault))
+    wait_s = max(RETRY_DELAYS_S[patience.tries], asked_s)
+    patience.tries += 1
+    LOG.warning("model_tried_again", fault=str(fault), next_try_s=wait_s)
+    return Stopped(host.cancel.reason) if host.cancel.wait(wait_s) else None

@@ -22,6 +22,7 @@ from worker.contract.events import Replied, Reply, digest
 from worker.contract.redact import without_passwords
 from worker.contract.settings import Settings
 from worker.contract.task import Task
+from worker.models.held import LOOK_S, Holds
 from worker.models.processes import Programs
 from worker.models.protocol import Model
 from worker.spool import Spool
@@ -115,6 +116,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
     env = dict(os.environ)
     secrets = {key.removeprefix(SECRET_PREFIX): value for key, value in env.items() if key.startswith(SECRET_PREFIX)}
     programs = Programs(settings.model_programs, env)
+    holds = Hints(settings.redis_url, socket_timeout_s=LOOK_S)
     atexit.register(programs.close)
     return Station(
         name=name,
@@ -127,7 +129,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         redactor=redactor,
         secrets=secrets,
         spool=Spool(settings.spool_bytes),
-        open_model=lambda task: _open_model(task, settings, env, archive, programs),
+        open_model=lambda task: _open_model(task, settings, env, archive, programs, holds),
         before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
         how_ended=Notes(settings.state_dir / "workers").how_ended,
     )
@@ -138,7 +140,9 @@ def archive_id(archive: Archive) -> str:
     return digest(archive.url.encode())[:12]
 
 
-def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Archive, programs: Programs) -> Model:
+def _open_model(
+    task: Task, settings: Settings, env: dict[str, str], archive: Archive, programs: Programs, holds: Holds
+) -> Model:
     from worker.models.open import open_model
     from worker.store.journal import Journal
 
@@ -149,7 +153,7 @@ def _open_model(task: Task, settings: Settings, env: dict[str, str], archive: Ar
             raise InvalidFault(str(fault)) from fault
         return [event.reply for event in events if isinstance(event, Replied) and event.phase == "model"]
 
-    return open_model(task, settings, secrets_env=env, recorded=recorded, programs=programs)
+    return open_model(task, settings, secrets_env=env, recorded=recorded, programs=programs, holds=holds)
 
 
 def solo_beside() -> AbstractContextManager[Callable[[int], None]]:

@@ -34,6 +34,13 @@ WRAP_UP_SHARE = 0.8
 SUMMARIES_MAX = 2
 """In a row, without a reply between them: a third would make no room either."""
 
+PROVIDER_PAUSES_S = (60.0, 300.0, 900.0, 1800.0)
+"""Between tries of a run whose provider is away; the last one again and again."""
+PROVIDER_PARKS_MAX = 24
+"""Eleven hours of pauses: an outage of a whole night is survived."""
+CUTS_MAX = 3
+"""Connections that ended while the same reply was due: then the request itself is what breaks them (T11)."""
+
 REPORT_TAIL_LINES = 15
 REPORT_TAIL_CHARS = 2_000
 
@@ -120,6 +127,14 @@ def broken_command(records: Sequence[Record]) -> Failure | None:
                     cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
                 )
     return None
+
+
+def provider_pause_s(run: Run, fault: ProviderFault) -> float | None:
+    """How long the run waits for its provider without a worker, seconds; None when waiting would not help, or was
+    tried for a night."""
+    if not fault.retryable or run.provider_parks >= PROVIDER_PARKS_MAX:
+        return None
+    return max(fault.retry_after_s or 0.0, PROVIDER_PAUSES_S[min(run.provider_parks, len(PROVIDER_PAUSES_S) - 1)])
 
 
 def provider_failure(fault: ProviderFault) -> Failure:

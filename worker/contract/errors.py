@@ -130,7 +130,9 @@ class EnvironmentFault(Fault):
 class ProviderFault(Fault):
     """A model provider did not give a reply. reason: auth bad_request connection unavailable context.
 
-    retry_after_s: how long the provider asked to wait, seconds, None when it did not say.
+    retry_after_s: how long the provider asked to wait, seconds, None when it did not say. shared: the account is
+    told to wait, so that every other request through it would meet the same. cut: the connection ended while an
+    answer was due, so that this very request may be what breaks it.
     """
 
     exit_code = ExitCode.TRY_LATER
@@ -143,7 +145,11 @@ class ProviderFault(Fault):
         hint: str = "",
         retryable: bool = False,
         retry_after_s: float | None = None,
+        shared: bool = False,
+        cut: bool = False,
     ) -> None:
         super().__init__(message, hint=hint, retryable=retryable)
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.shared = shared or retry_after_s is not None
+        self.cut = cut

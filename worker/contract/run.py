@@ -50,6 +50,7 @@ class Run(Frozen):
     last_seq: number of the last segment, -1 before the first. last_hash: SHA-256 of the last line.
     attempt: seq of the current claim, None when nobody ever claimed. barren_claims: claims in a row that ended
     without a step and without parking or yielding. infra_yields: infra yields in a row without a step.
+    provider_parks: waits for a provider in a row without a step.
     chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
     called: id of the outside call that was begun and has no result yet, "" for none.
@@ -78,6 +79,7 @@ class Run(Frozen):
     claims: int = 0
     barren_claims: int = 0
     infra_yields: int = 0
+    provider_parks: int = 0
     waiting: Parked | None = None
     not_before: str | None = None
     prepared: Prepared | None = None
@@ -191,7 +193,10 @@ class Run(Frozen):
                 return self.steered(event)
             case Parked():
                 not_before = None if event.waiting in ("approval", "question") else event.until
-                return self._with(status="waiting", waiting=event, not_before=not_before, barren_claims=0)
+                parks = self.provider_parks + (event.waiting == "provider")
+                return self._with(
+                    status="waiting", waiting=event, not_before=not_before, barren_claims=0, provider_parks=parks
+                )
             case Yielded():
                 infra = self.infra_yields + 1 if event.why == "infra" else self.infra_yields
                 return self._with(status="queued", not_before=event.not_before, barren_claims=0, infra_yields=infra)
@@ -243,6 +248,7 @@ class Run(Frozen):
             malformed_replies=self.malformed_replies + cut if empty or cut or executable else 0,
             barren_claims=0,
             infra_yields=0,
+            provider_parks=0,
         )
 
     def steered(self, event: Steered) -> Run:

@@ -4,6 +4,7 @@ Refuses to know a provider's SDK: status codes, headers and words are all it rea
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import ssl
@@ -20,6 +21,10 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
 from worker.models.protocol import cancelled_fault, late_fault
 
+BUSY: Final = (429, 503, 529)
+"""Statuses that are about the account or the whole provider, not about one request."""
+CUT: Final = ("RemoteProtocolError", "ReadError")
+"""What the SDKs' HTTP client calls a connection that ended while it waited for the answer, or in its middle."""
 SHOWN_CHARS: Final = 500
 """How much of a provider's own words a fault shows."""
 
@@ -43,6 +48,12 @@ class Account:
     key_name: str
     base_url: str | None = None
     ca_bundle: Path | None = None
+
+    @property
+    def id(self) -> str:
+        """What tells this account from every other, without its key."""
+        told = hashlib.sha256("\n".join([self.provider, self.base_url or "", self.key]).encode()).hexdigest()
+        return f"{self.provider}-{told[:12]}"
 
     def masked(self, words: str) -> str:
         """One line of the provider's words, without the key (some echo the request)."""
@@ -105,7 +116,13 @@ def status_fault(account: Account, status: int, headers: Mapping[str, str], body
     if status in (408, 409, 429) or status >= 500:
         # Some providers say whether trying again makes sense; they know better than the status.
         retryable = headers.get("x-should-retry", "true").lower() != "false"
-        return ProviderFault("unavailable", message, retryable=retryable, retry_after_s=retry_after_s(headers))
+        return ProviderFault(
+            "unavailable",
+            message,
+            retryable=retryable,
+            retry_after_s=retry_after_s(headers),
+            shared=status in BUSY,
+        )
     hint = "is the model's name right?" if status == 404 else ""
     return ProviderFault("bad_request", message, hint=hint)
 
@@ -114,7 +131,9 @@ def connection_fault(account: Account, error: BaseException) -> ProviderFault:
     """The fault for a connection that failed or ended early. The SDK's own words only say "connection error"."""
     cause = error.__cause__ or error
     words = account.masked(f"{type(cause).__name__}: {cause}".rstrip(": "))
-    return ProviderFault("connection", f"{account.provider} cannot be reached: {words}", retryable=True)
+    cut = type(cause).__name__ in CUT
+    how = "ended the connection" if cut else "cannot be reached"
+    return ProviderFault("connection", f"{account.provider} {how}: {words}", retryable=True, cut=cut)
 
 
 def shape_fault(account: Account, body: bytes) -> ProviderFault:

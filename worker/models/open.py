@@ -13,6 +13,7 @@ from worker.contract.task import Task
 from worker.models.anthropic import AnthropicModel
 from worker.models.call import Account
 from worker.models.entry import open_entry
+from worker.models.held import HeldModel, Holds
 from worker.models.openai import OpenAIModel
 from worker.models.processes import Programs, model_secrets
 from worker.models.program import ProgramModel
@@ -28,12 +29,13 @@ def open_model(
     secrets_env: Mapping[str, str],
     recorded: Callable[[str], Sequence[Reply]],
     programs: Programs,
+    holds: Holds,
 ) -> Model:
     """The model that task.model names.
 
     secrets_env: the worker's environment; a provider's key is `DAWN_<PROVIDER>_API_KEY`, else
     `<PROVIDER>_API_KEY`. recorded: replies of the model phase of the run it is given, for `replay:RUN`. programs:
-    those that `command:NAME` may name.
+    those that `command:NAME` may name. holds: of accounts, shared by all workers.
 
     Raises InvalidFault for an unknown name, program or entry point or a script that does not parse, UsageFault for
     `none`, and ProviderFault (auth), which names the variable, for a missing key. An OpenAI-compatible server at
@@ -49,16 +51,16 @@ def open_model(
             return ReplayModel(task.model, recorded(name.name))
         case "anthropic":
             account = _account("anthropic", settings.anthropic_base_url, settings, secrets_env)
-            return AnthropicModel(task.model, name.name, account)
+            return HeldModel(AnthropicModel(task.model, name.name, account), account.id, holds)
         case "openai":
             account = _account("openai", settings.openai_base_url, settings, secrets_env)
-            return OpenAIModel(task.model, name.name, account)
+            return HeldModel(OpenAIModel(task.model, name.name, account), account.id, holds)
         case "command":
             program, _, model = name.name.partition("/")
             programs.check(program)
-            return ProgramModel(task.model, program, model, programs)
+            return HeldModel(ProgramModel(task.model, program, model, programs), task.model, holds)
         case "python":
-            return open_entry(task.model, name.name, model_secrets(secrets_env))
+            return HeldModel(open_entry(task.model, name.name, model_secrets(secrets_env)), task.model, holds)
 
 
 def _account(provider: str, base_url: str | None, settings: Settings, env: Mapping[str, str]) -> Account:

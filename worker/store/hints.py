@@ -8,6 +8,7 @@ Keys (each with a time to live, or O(active) as said):
     dawn:bell:<run>     dawn:bell     lane of a doorbell that nobody has answered yet; likewise
     dawn:control:<name>               inbox number that a run or batch should read up to
     dawn:spent:<level>                micro-dollars reserved or spent at a run, batch or day
+    dawn:hold:<account>               a provider told the account to wait; ends when it may ask again
     dawn:epoch                        when Redis was last found wiped; the one key without an end
 """
 
@@ -76,6 +77,11 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   end
 end
 return live
+"""
+_HOLD = """#!lua flags=allow-oom
+if redis.call('PTTL', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
+return 1
 """
 _RESERVE = """#!lua
 for i, key in ipairs(KEYS) do
@@ -224,6 +230,16 @@ class Hints:
         with redis_faults():
             self._redis.set(f"dawn:spent:{level}", microusd, px=_ms(SPENT_TTL_S))
 
+    def hold(self, account: str, for_s: float) -> None:
+        """Let nobody ask a provider through the account for so long; a longer hold stays."""
+        self._run(_HOLD, [f"dawn:hold:{account}"], _ms(for_s))
+
+    def held_s(self, account: str) -> float:
+        """Seconds until the account may ask again, 0 for at once."""
+        with redis_faults():
+            left_ms = int(self._redis.pttl(f"dawn:hold:{account}"))
+        return max(0, left_ms) / 1000
+
     def epoch(self) -> str | None:
         """The value the scheduler left, None when Redis was wiped since."""
         with redis_faults():
@@ -236,10 +252,10 @@ class Hints:
             self._redis.set("dawn:epoch", value)
 
     def forget(self) -> None:
-        """Drop the epoch, doorbells, control hints and counters, as a wiped Redis would have; leases and offers stay,
-        because whoever keeps them alive is."""
+        """Drop the epoch, doorbells, control hints, holds and counters, as a wiped Redis would have; leases and
+        offers stay, because whoever keeps them alive is."""
         with redis_faults():
-            for kind in ("spent:*", "control:*", "bell*", "epoch"):
+            for kind in ("spent:*", "control:*", "hold:*", "bell*", "epoch"):
                 for key in self._redis.scan_iter(f"dawn:{kind}", count=SCAN_BATCH):
                     self._redis.delete(key)
 
