@@ -16,7 +16,7 @@ from worker.contract.task import Task
 from worker.sandbox.protocol import Sandbox
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.content import content_chunks, put_content
+from worker.store.content import content_chunks, parsed, put_content
 from worker.store.journal import Journal
 
 
@@ -57,12 +57,13 @@ class Prepared:
 
 
 def find(archive: Archive, key: str) -> tuple[PreparedEnvironment, str] | None:
-    """The environment of that key and the digest of its env.json, None when nobody made it yet."""
+    """The environment of that key and the digest of its env.json, None when nobody made it yet. Raises
+    IntegrityFault."""
     try:
         data = archive.get(keys.environment(key))
     except NotFoundFault:
         return None
-    return PreparedEnvironment.model_validate_json(data), digest(data)
+    return parsed(PreparedEnvironment, data, keys.environment(key)), digest(data)
 
 
 def recorded(archive: Archive, sandbox: Sandbox, event: PreparedEvent) -> Prepared:

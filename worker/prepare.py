@@ -25,7 +25,7 @@ from worker.environments import Prepared
 from worker.sandbox.protocol import Owner, Result, Role, Sandbox, Workspace, WorkspaceTooLarge
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.content import put_content
+from worker.store.content import parsed, put_content
 from worker.toolbox import Cancelled, ToolboxProblem
 from worker.tools.output import clip_start, lines
 from worker.tools.shell import shell
@@ -235,7 +235,7 @@ class _Preparation:
                     ) from None
             self.archive.create(key, canonical(Baseline(checks=results).model_dump(mode="json")))
             data = self.archive.get(key)
-        return Baseline.model_validate_json(data), digest(data)
+        return parsed(Baseline, data, key), digest(data)
 
     def _put_blob(self, key: str, data: Path) -> str:
         return put_content(self.archive, lambda name: keys.environment_blob(key, name), data)

@@ -431,11 +431,27 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, sandbox: DockerSandbox
 
 @pytest.mark.docker
 @pytest.mark.parametrize(
-    "damaged", ["nothing", "task", "segment", "newest segment", "snapshot", "blob", "level 0", "env.json"]
+    ("damaged", "part"),
+    [
+        ("nothing", 0),
+        ("task", 0),
+        ("task", 0.5),
+        ("segment", 0.5),
+        ("newest segment", 0.5),
+        ("snapshot", 0),
+        ("snapshot", 0.5),
+        ("blob", 0.5),
+        ("level 0", 0),
+        ("level 0", 0.5),
+        ("env.json", 0),
+        ("env.json", 0.5),
+    ],
 )
-def test_a_flipped_byte_ends_a_resumed_run_in_sight(interrupted: Night, tmp_path: Path, damaged: str) -> None:
-    """Whatever of it the next attempt needs, the run is failed as infra/store with the object named, and verify names
-    it too: never read as valid, never left silent (F44)."""
+def test_a_flipped_byte_ends_a_resumed_run_in_sight(
+    interrupted: Night, tmp_path: Path, damaged: str, part: float
+) -> None:
+    """Whatever of it the next attempt needs, wherever the byte is, the run is failed as infra/store with the object
+    named, and verify names it too: never read as valid, never left silent (F44)."""
     folder = tmp_path / "archive"
     shutil.copytree(interrupted.archive.url.removeprefix("file://"), folder)
     archive = LocalArchive(folder.as_uri())
@@ -456,7 +472,7 @@ def test_a_flipped_byte_ends_a_resumed_run_in_sight(interrupted: Night, tmp_path
     }[damaged]
     if key is not None:
         whole = bytearray((folder / key).read_bytes())
-        whole[len(whole) // 2] ^= 1
+        whole[int(len(whole) * part)] ^= 1
         (folder / key).chmod(0o600)
         (folder / key).write_bytes(whole)
     ended = attempt.run("run-1", replace(interrupted.station, archive=archive))

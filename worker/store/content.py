@@ -1,14 +1,20 @@
-"""Owns objects named by their own SHA-256: storing them, reading them with proof. Refuses to trust a store's word."""
+"""Owns objects named by their own SHA-256: storing them, reading them with proof; and what an object must be to be
+read at all. Refuses to trust a store's word."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from worker.contract.errors import IntegrityFault
 from worker.contract.events import digest
 from worker.store.archive import Archive
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def put_content(archive: Archive, key: Callable[[str], str], data: bytes | Path) -> str:
@@ -28,6 +34,14 @@ def get_content(archive: Archive, key: str, name: str, *, max_bytes: int = 256 *
     if digest(data) != name:
         raise IntegrityFault(f"{key} does not have the digest {name}")
     return data
+
+
+def parsed(model: type[M], data: bytes, key: str) -> M:
+    """The object that lies under key, as the model it was written from. Raises IntegrityFault when it is none."""
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise IntegrityFault(f"{key} is not what was written") from error
 
 
 def content_chunks(archive: Archive, key: str, name: str) -> Iterator[bytes]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ValidationError
-
-from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.errors import NotFoundFault
 from worker.contract.events import Asked, DecisionName, Digest, canonical
 from worker.contract.task import Frozen
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.content import parsed
 
 
 class Decision(Frozen):
@@ -42,8 +41,6 @@ def read_decision(archive: Archive, run: str, call: str) -> Decision | None:
     """The decision on a call, None when there is none yet. Raises StoreFault, IntegrityFault."""
     key = keys.decision(run, call)
     try:
-        return Decision.model_validate_json(archive.get(key, max_bytes=2**20))
+        return parsed(Decision, archive.get(key, max_bytes=2**20), key)
     except NotFoundFault:
         return None
-    except ValidationError as error:
-        raise IntegrityFault(f"{key} is not a decision") from error

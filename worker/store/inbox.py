@@ -12,13 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from pydantic import ValidationError
-
-from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
+from worker.contract.errors import ConflictFault, NotFoundFault
 from worker.contract.events import MessageKind, canonical
 from worker.contract.task import Frozen
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.content import parsed
 from worker.store.journal import Journal
 
 
@@ -42,13 +41,8 @@ class _Numbered:
     def read(self, seen: int = 0) -> list[Message]:
         """Messages numbered `seen` and above, oldest first."""
         after = self._key(seen - 1) if seen > 0 else ""
-        found = []
-        for key in self._archive.list(self._folder, after=after):
-            try:
-                found.append(Message.model_validate_json(self._archive.get(key, max_bytes=2**20)))
-            except ValidationError as error:
-                raise IntegrityFault(f"{key} is not a message") from error
-        return found
+        found = self._archive.list(self._folder, after=after)
+        return [parsed(Message, self._archive.get(key, max_bytes=2**20), key) for key in found]
 
     def put(self, kind: MessageKind, *, by: str, at: str, text: str = "") -> Message:
         """Add a message under the next free number. Raises ConflictFault when the run takes none any more."""

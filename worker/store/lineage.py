@@ -3,13 +3,11 @@ journal: a task names its parent."""
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
-from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.errors import NotFoundFault
 from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.content import get_content
+from worker.store.content import get_content, parsed
 
 
 def ancestors(archive: Archive, run: str) -> list[str]:
@@ -35,8 +33,5 @@ def inherited_blob(archive: Archive, run: str, name: str) -> bytes:
 
 
 def _parent(archive: Archive, run: str) -> str | None:
-    try:
-        fork = Task.model_validate_json(archive.get(keys.task(run))).fork
-    except ValidationError as error:
-        raise IntegrityFault(f"{keys.task(run)} is not a task") from error
+    fork = parsed(Task, archive.get(keys.task(run)), keys.task(run)).fork
     return None if fork is None else fork.run
