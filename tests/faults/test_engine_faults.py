@@ -364,69 +364,6 @@ def test_clearing_up_amid_fifty_that_come_and_go(
         engine.remove_container(container)
 
 
-# F36: the host is lost
-
-HOST = """
-import sys
-from worker import attempt
-from worker.contract.settings import Settings
-from worker.main import open_station
-attempt.run(sys.argv[1], open_station(Settings(), "host-1", "main"))
-"""
-"""A worker that works on one run: a host's process, without the doorbell."""
-MINIMAL = r"""cd /usr/bin; ldd sh head | grep -o '/[^ ]*[0-9]' | sort -u |
-xargs tar -c --dereference --transform 's,^\([a-z]*\)$,bin/\1,' sh head cat sleep rm 2>/dev/null"""
-"""A root with a shell and four programs, of some megabytes, so that its way through the archive is short."""
-
-
-@pytest.fixture
-def only_there(own_engine: OwnEngine, own_sandbox: DockerSandbox, sandbox: DockerSandbox) -> Iterator[str]:
-    """The name of an image that the engine of the tests' own has, and the machine's does not (nor afterwards)."""
-    name = f"only-there:{secrets.token_hex(4)}"
-    with own_sandbox.workspace(owner(), "toolbox", LIMITS) as workspace:
-        tar = Shell(workspace).bytes(MINIMAL)
-    repository, _, tag = name.partition(":")
-    own_sandbox._engine._api.import_image_from_data(tar, repository=repository, tag=tag)
-    image_id = own_sandbox.image_id(name)
-    yield name
-    if sandbox.has_image(image_id):
-        sandbox._engine._api.remove_image(image_id, force=True)
-
-
-def test_a_lost_host_s_run_goes_on_elsewhere(
-    night: Night, own_engine: OwnEngine, only_there: str, sandbox: DockerSandbox, sleep: Sleep, tmp_path: Path
-) -> None:
-    """F36: worker, engine and its disk are gone in the middle of a call. Another host takes the image from the
-    archive and goes on from the last commit: the call in hand runs again, and no reply is paid twice."""
-    journal = night.submit(**logging(sleep) | {"environment": Environment(image=only_there)})
-    env = {
-        "DAWN_ARCHIVE": night.archive.url,
-        "DAWN_REDIS_URL": str(night.station.settings.redis_url),
-        "DAWN_DOCKER_URL": own_engine.url,
-        "DAWN_STATE_DIR": str(tmp_path / "host-1"),
-        "DAWN_STORE_IMAGES": "true",
-        "DAWN_LEASE_TTL_S": str(FAST["lease_ttl_s"]),
-        "DAWN_HEARTBEAT_S": str(FAST["heartbeat_s"]),
-        "DAWN_OWN_DEADLINE_S": str(FAST["own_deadline_s"]),
-    }
-    with subprocess.Popen([sys.executable, "-c", HOST, "run-1"], env=os.environ | env) as host:
-        sleep.begun()
-        host.kill()
-    own_engine.lose()
-    before = [record for record, _ in journal.read()]
-    assert not sandbox.has_image(only_there)
-    with ThreadPoolExecutor(1) as thread:
-        ended = thread.submit(lambda: wait_for(lambda: (how := night.work()) != "held" and how, 120))
-        sleep.begun()
-        sleep.end()
-        assert ended.result() == "sealed"
-    after = [record for record, _ in journal.read()]
-    assert after[: len(before)] == before
-    assert [reply.step for reply in of(journal, Replied)] == [1, 2, 3]
-    assert len(of(journal, Observed)) == 2
-    assert logged(journal) == ["one", "two", "three"]
-
-
 # F30, and what else dies
 
 
@@ -498,3 +435,66 @@ def test_a_full_spool_gives_the_run_back(own_night: Night, own_engine: OwnEngine
         sandbox.close()
     (observed,) = of(journal, Observed)
     assert observed.observation.status == "ok"
+
+
+# F36: the host is lost
+
+HOST = """
+import sys
+from worker import attempt
+from worker.contract.settings import Settings
+from worker.main import open_station
+attempt.run(sys.argv[1], open_station(Settings(), "host-1", "main"))
+"""
+"""A worker that works on one run: a host's process, without the doorbell."""
+MINIMAL = r"""cd /usr/bin; ldd sh head | grep -o '/[^ ]*[0-9]' | sort -u |
+xargs tar -c --dereference --transform 's,^\([a-z]*\)$,bin/\1,' sh head cat sleep rm 2>/dev/null"""
+"""A root with a shell and four programs, of some megabytes, so that its way through the archive is short."""
+
+
+@pytest.fixture
+def only_there(own_engine: OwnEngine, own_sandbox: DockerSandbox, sandbox: DockerSandbox) -> Iterator[str]:
+    """The name of an image that the engine of the tests' own has, and the machine's does not (nor afterwards)."""
+    name = f"only-there:{secrets.token_hex(4)}"
+    with own_sandbox.workspace(owner(), "toolbox", LIMITS) as workspace:
+        tar = Shell(workspace).bytes(MINIMAL)
+    repository, _, tag = name.partition(":")
+    own_sandbox._engine._api.import_image_from_data(tar, repository=repository, tag=tag)
+    image_id = own_sandbox.image_id(name)
+    yield name
+    if sandbox.has_image(image_id):
+        sandbox._engine._api.remove_image(image_id, force=True)
+
+
+def test_a_lost_host_s_run_goes_on_elsewhere(
+    night: Night, own_engine: OwnEngine, only_there: str, sandbox: DockerSandbox, sleep: Sleep, tmp_path: Path
+) -> None:
+    """F36: worker, engine and its disk are gone in the middle of a call. Another host takes the image from the
+    archive and goes on from the last commit: the call in hand runs again, and no reply is paid twice."""
+    journal = night.submit(**logging(sleep) | {"environment": Environment(image=only_there)})
+    env = {
+        "DAWN_ARCHIVE": night.archive.url,
+        "DAWN_REDIS_URL": str(night.station.settings.redis_url),
+        "DAWN_DOCKER_URL": own_engine.url,
+        "DAWN_STATE_DIR": str(tmp_path / "host-1"),
+        "DAWN_STORE_IMAGES": "true",
+        "DAWN_LEASE_TTL_S": str(FAST["lease_ttl_s"]),
+        "DAWN_HEARTBEAT_S": str(FAST["heartbeat_s"]),
+        "DAWN_OWN_DEADLINE_S": str(FAST["own_deadline_s"]),
+    }
+    with subprocess.Popen([sys.executable, "-c", HOST, "run-1"], env=os.environ | env) as host:
+        sleep.begun()
+        host.kill()
+    own_engine.lose()
+    before = [record for record, _ in journal.read()]
+    assert not sandbox.has_image(only_there)
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(lambda: wait_for(lambda: (how := night.work()) != "held" and how, 120))
+        sleep.begun()
+        sleep.end()
+        assert ended.result() == "sealed"
+    after = [record for record, _ in journal.read()]
+    assert after[: len(before)] == before
+    assert [reply.step for reply in of(journal, Replied)] == [1, 2, 3]
+    assert len(of(journal, Observed)) == 2
+    assert logged(journal) == ["one", "two", "three"]
