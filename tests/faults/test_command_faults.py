@@ -137,6 +137,7 @@ def test_ctrl_c_in_any_stage_ends_the_run_and_leaves_nothing(deployment: Deploym
 def test_ctrl_c_before_anything_is_submitted_leaves_nothing(deployment: Deployment, tmp_path: Path) -> None:
     """While the stack comes up there is no run yet, and there will be none."""
     (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "answer").write_text("41\n")
     with deployment.begun("run", "--repo", tmp_path / "code", "--command", "true") as command:
         wait_for((deployment.state / "stack.lock").exists)
         command.send_signal(signal.SIGINT)

@@ -26,7 +26,6 @@ from worker.store.journal import Journal
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 LEASE_S = 6.0
-SOFT_S = 8.0
 TAKEN_OVER_S = 60.0
 """The promise for a lease of 45 s; here it must hold with a shorter one on a busy machine."""
 FOREVER = {"call_timeout_s": 600}
@@ -67,7 +66,7 @@ SHORT_STEPS += "\n- text: Done.\n"
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     """Redis and a scheduler for all tests of this module; each starts the workers it needs."""
     quick = {"DAWN_LEASE_TTL_S": str(LEASE_S), "DAWN_OWN_DEADLINE_S": "4", "DAWN_RING_AGAIN_S": str(LEASE_S)}
-    with crew(tmp_path_factory.mktemp("crew"), DAWN_DRAIN_SOFT_S=str(SOFT_S), **quick) as made:
+    with crew(tmp_path_factory.mktemp("crew"), DAWN_DRAIN_SOFT_S="8", **quick) as made:
         yield made
 
 
@@ -193,21 +192,20 @@ def yields(hands: Crew, run: str) -> list[Yielded]:
     return [event for event in hands.deployment.events(run) if isinstance(event, Yielded)]
 
 
-@pytest.mark.parametrize("count", [pytest.param(8, marks=pytest.mark.full), 3])
-def test_a_drain_gives_every_run_back_within_the_soft_limit(hands: Crew, count: int) -> None:
-    """F07: SIGTERM with so many runs in calls that do not end. All are yielded and the process ends within the soft
-    limit; another worker goes on, and no committed step is repeated."""
-    with forever(hands, f"drain-{count}", count) as (worker, runs):
+@pytest.mark.parametrize(("count", "soft_s"), [pytest.param(8, 60, marks=pytest.mark.full), (3, 12)])
+def test_a_drain_gives_every_run_back_within_the_soft_limit(hands: Crew, count: int, soft_s: int) -> None:
+    """F07: SIGTERM with so many runs in calls that do not end, 8 of them with the limit that everybody has. All are
+    yielded within it and the process ends in order; another worker goes on, and no committed step is repeated."""
+    with forever(hands, f"drain-{count}", count, DAWN_DRAIN_SOFT_S=str(soft_s)) as (worker, runs):
         began_s = time.time()
         worker.signal(signal.SIGTERM)
-        assert gone(worker) == 0
+        code = gone(worker, 2 * soft_s)
         took_s = time.time() - began_s
-    late_s = [at(hands, run, "yielded") - began_s for run in runs]
-    print(
-        f"a drain of {count} runs: yielded after {min(late_s):.1f} to {max(late_s):.1f} s, gone after {took_s:.1f} s"
-    )
     assert [[one.why for one in yields(hands, run)] for run in runs] == [["drain"]] * count
-    assert max(late_s) < SOFT_S
+    late_s = [at(hands, run, "yielded") - began_s for run in runs]
+    print(f"{count} runs: yielded after {min(late_s):.1f} to {max(late_s):.1f} s, gone after {took_s:.1f} s")
+    assert code == 0
+    assert max(late_s) < soft_s
     with hands.worker(count):
         resumed(hands, runs, worker)
 
