@@ -1,4 +1,5 @@
-"""Owns what every archive must do, over a folder, moto's server, SeaweedFS and the double in memory. Refuses
+"""Owns what every archive must do, over a folder, moto's server, SeaweedFS, the double in memory, and
+one that is read through. Refuses
 store-specific claims."""
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from doubles import MemoryArchive
 from worker.contract.errors import ExitCode, IntegrityFault, InvalidFault, NotFoundFault, StoreFault, UsageFault
 from worker.contract.settings import Settings
 from worker.store.archive import Archive, open_archive
+from worker.store.overlay import Overlay
 
 PART_BYTES = 5 * 2**20
 """The smallest part that S3 takes: a file above it goes up in several."""
 
 
-@pytest.fixture(params=["local", "moto", "seaweed", "memory"])
+@pytest.fixture(params=["local", "moto", "seaweed", "memory", "overlay"])
 def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
     """An empty archive of each kind."""
     if request.param == "memory":
         return MemoryArchive()
+    if request.param == "overlay":
+        return Overlay(MemoryArchive(), MemoryArchive(), fresh="runs/fresh/journal/")
     if request.param == "local":
         return open_archive(f"file://{tmp_path}/an archive ü", Settings())
     settings: Settings = request.getfixturevalue(request.param)

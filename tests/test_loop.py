@@ -667,6 +667,14 @@ def test_a_short_trouble_of_the_provider_is_waited_out() -> None:
     assert host.run.steps == 1
 
 
+def test_a_reply_that_was_cut_runs_once_when_it_comes_whole() -> None:
+    """T11: one turn in the record, one effect."""
+    cut = ProviderFault("connection", "ended", retryable=True, cut=True)
+    host = Told(task())
+    assert work(host, Says(cut, cut, runs("write"), cut, DONE), Toolset()) == Finished(text=DONE.text)
+    assert (host.ran, host.run.steps, len(host.events(Replied))) == (["write"], 2, 2)
+
+
 def test_words_that_come_while_the_provider_is_waited_for_are_in_the_next_request() -> None:
     """And so is a pause, a lost lease, or the end of the working time: each try begins like a step."""
     host = Told(task())

@@ -187,8 +187,6 @@ def test_what_a_program_does_wrong_is_a_fault_of_its_kind(
     """A crash may pass, a line that is no reply will not; each says what was seen."""
     if "1000" in lines:
         monkeypatch.setattr(processes, "LINE_BYTES_MAX", 999)
-    if "print('{}', flush=True); signal" in lines:
-        lines = "os.set_blocking(0, False)\n" + lines
     model = programs(lines)
     big = UserMessage("x" * 2**20 if "pause" in lines else "go")
     with pytest.raises(ProviderFault) as caught:
