@@ -42,6 +42,7 @@ def nothing_left(deployment: Deployment) -> None:
     wait_for(lambda: not deployment.processes(), 20)
 
 
+@pytest.mark.full
 def test_a_batch_that_was_killed_twice_is_completed(deployment: Deployment) -> None:
     """T47: kill -9 when 5 of 10 are done, and of the second command as soon as it has begun. The third does what is
     missing, and what was done stays as it was."""
@@ -110,7 +111,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize(
-    "stage", ["preparing", "verdict", *(pytest.param(name, marks=pytest.mark.full) for name in ("model", "call"))]
+    "stage", ["verdict", *(pytest.param(name, marks=pytest.mark.full) for name in ("preparing", "model", "call"))]
 )
 def test_ctrl_c_in_any_stage_ends_the_run_and_leaves_nothing(deployment: Deployment, stage: str) -> None:
     """Exit code 130, the run is cancelled, and neither a container nor a process is left."""

@@ -144,6 +144,7 @@ def test_a_killed_worker_repeats_what_was_in_hand_and_nothing_else(hands: Crew, 
     assert changed(hands, reaching) == ["one"]
 
 
+@pytest.mark.full
 def test_a_worker_that_stood_still_commits_nothing_more(hands: Crew) -> None:
     """F05: SIGSTOP for two terms of the lease, in a call; then SIGCONT. The stale attempt ends without a word, and
     its worker goes on to serve."""
@@ -214,7 +215,9 @@ LONG_SOFT = {"DAWN_DRAIN_SOFT_S": "3600"}
 """So that an end within a minute is the second signal's doing."""
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGQUIT,)])
+@pytest.mark.parametrize(
+    "signals", [(signal.SIGTERM, signal.SIGTERM), pytest.param((signal.SIGQUIT,), marks=pytest.mark.full)]
+)
 def test_a_hurried_worker_gives_its_run_back_at_once(hands: Crew, signals: tuple[int, ...]) -> None:
     """F07, F08: a second SIGTERM, and SIGQUIT, do not wait for the call in hand: it is killed and rolled back, and
     the run need not wait for the lease."""
@@ -229,6 +232,7 @@ def test_a_hurried_worker_gives_its_run_back_at_once(hands: Crew, signals: tuple
         resumed(hands, runs, worker)
 
 
+@pytest.mark.full
 def test_a_worker_that_is_told_again_and_again_leaves(hands: Crew) -> None:
     """F08: SIGINT, four times and more: the process ends as a crash would, its solo process too, and the run goes on
     when the lease has ended."""
@@ -298,6 +302,7 @@ def test_a_worker_out_of_memory_is_named_by_the_next_claim(hands: Crew, small_gr
     assert changed(hands, run) == ["once"]
 
 
+@pytest.mark.full
 def test_a_run_that_kills_whoever_claims_it_ends_and_good_ones_finish(hands: Crew) -> None:
     """F10, T58, F02: a run kills the worker twice and then the solo process: failed as `infra/worker_lost`. Beside it
     one loses two workers and then, in a call, only the solo process: it is rolled back and run again. Five good runs
