@@ -103,7 +103,7 @@ def _changed(task: Task, point: ForkPoint, wish: Wish) -> Task:
     """The parent's task with the wish in it, still under the parent's id."""
     fields: dict[str, Any] = {"fork": point, "lane": "interactive"}
     if wish.model is not None:
-        fields |= {"model": wish.model, "script": wish.script}
+        fields |= {"model": wish.model, "script": wish.script, "fallbacks": ()}
     if wish.prompt is not None:
         fields["prompt"] = wish.prompt
     fields["without_tools"] = tuple(dict.fromkeys((*task.without_tools, *wish.without_tools)))

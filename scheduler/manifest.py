@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from worker.contract.errors import InvalidFault
+from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.places import Document, Problem, read
 from worker.contract.task import Check, Environment, Frozen, Limits, OnAsk, OwnTool, OwnTools, PolicyRule, Repo, later
 
@@ -58,11 +59,25 @@ class Target(Frozen):
 
 
 class Work(Frozen):
-    """What is asked: commands run first, then the model (`none` for commands only)."""
+    """What is asked: commands run first, then the model (`none` for commands only). fallbacks: models that answer
+    where it cannot be had, in this order."""
 
     prompt: str = ""
     commands: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     model: str = "none"
+    fallbacks: tuple[str, ...] = later(())
+
+    @field_validator("fallbacks")
+    @classmethod
+    def _can_be_had(cls, fallbacks: tuple[str, ...]) -> tuple[str, ...]:
+        for name in fallbacks:
+            try:
+                provider = parse_model_name(name).provider
+            except InvalidFault as fault:
+                raise ValueError(str(fault)) from None
+            if provider not in ASKED:
+                raise ValueError(f"{name} cannot be a fallback")
+        return fallbacks
 
     @model_validator(mode="after")
     def _something(self) -> Work:
@@ -70,6 +85,11 @@ class Work(Frozen):
             raise ValueError("nothing to do: give commands, or a model (such as anthropic/NAME) to read the prompt")
         if self.model != "none" and not self.prompt.strip():
             raise ValueError(f"model {self.model} needs a prompt")
+        models = (self.model, *self.fallbacks)
+        if self.fallbacks and self.model.startswith(("none", "scripted:", "replay:")):
+            raise ValueError(f"model {self.model} has no fallbacks")
+        if len(set(models)) < len(models):
+            raise ValueError("a model stands twice in model and fallbacks")
         return self
 
 
@@ -189,7 +209,6 @@ def script_of(model: str, folder: Path) -> str | None:
 
     Raises InvalidFault when the model's name has no known form, or its script is missing or does not parse.
     """
-    from worker.contract.model_name import parse_model_name
     from worker.contract.script import parse_script
 
     name = parse_model_name(model)

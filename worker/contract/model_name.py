@@ -14,6 +14,8 @@ from worker.contract.errors import InvalidFault
 Provider = Literal["none", "scripted", "replay", "anthropic", "openai", "command", "python"]
 
 FORMS: Final = "none, scripted:FILE, replay:RUN, anthropic/NAME, openai/NAME, command:PROGRAM, python:ENTRY"
+ASKED: Final[tuple[Provider, ...]] = ("anthropic", "openai", "command", "python")
+"""Providers that are asked, and may be away or want money; the others play what is written."""
 MAX_CHARS: Final = 300
 _SEPARATORS: Final = {
     "scripted": ":", "replay": ":", "anthropic": "/", "openai": "/", "command": ":", "python": ":",

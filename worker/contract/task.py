@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 TASK_VERSION: Final = 2
-"""2 added `tools`; a task without any is still written as 1."""
+"""2 added `tools` and `fallbacks`; a task without either is still written as 1."""
 
 TOOL_NAMES: Final = frozenset(
     {
@@ -227,7 +227,7 @@ class Task(Frozen):
     `anthropic/NAME`, `openai/NAME`. script: text of the script when model is scripted. without_tools: names of tools
     that the model is not offered. fork: where it begins, None for the start commit. policy: rules over calls, the
     first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
-    tools: the task's own, beside ours.
+    tools: the task's own, beside ours. fallbacks: models that answer where the first cannot be had, in this order.
     """
 
     v: Literal[1, 2] = 1
@@ -249,6 +249,7 @@ class Task(Frozen):
     policy: tuple[PolicyRule, ...] = ()
     on_ask: OnAsk = "park"
     tools: OwnTools = later(())
+    fallbacks: tuple[str, ...] = later(())
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:

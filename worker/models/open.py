@@ -13,6 +13,7 @@ from worker.contract.task import Task
 from worker.models.anthropic import AnthropicModel
 from worker.models.call import Account
 from worker.models.entry import open_entry
+from worker.models.fallback import FallbackModel
 from worker.models.held import HeldModel, Holds
 from worker.models.openai import OpenAIModel
 from worker.models.processes import Programs, model_secrets
@@ -31,7 +32,7 @@ def open_model(
     programs: Programs,
     holds: Holds,
 ) -> Model:
-    """The model that task.model names.
+    """The model that task.model names, with its fallbacks behind it.
 
     secrets_env: the worker's environment; a provider's key is `DAWN_<PROVIDER>_API_KEY`, else
     `<PROVIDER>_API_KEY`. recorded: replies of the model phase of the run it is given, for `replay:RUN`. programs:
@@ -41,26 +42,31 @@ def open_model(
     `none`, and ProviderFault (auth), which names the variable, for a missing key. An OpenAI-compatible server at
     `DAWN_OPENAI_BASE_URL` may be asked without one.
     """
-    name = parse_model_name(task.model)
-    match name.provider:
-        case "none":
-            raise UsageFault("a task with model none has no model to ask")
-        case "scripted":
-            return ScriptedModel(task.model, parse_script(task.script or "", name.name))
-        case "replay":
-            return ReplayModel(task.model, recorded(name.name))
-        case "anthropic":
-            account = _account("anthropic", settings.anthropic_base_url, settings, secrets_env)
-            return HeldModel(AnthropicModel(task.model, name.name, account), account.id, holds)
-        case "openai":
-            account = _account("openai", settings.openai_base_url, settings, secrets_env)
-            return HeldModel(OpenAIModel(task.model, name.name, account), account.id, holds)
-        case "command":
-            program, _, model = name.name.partition("/")
-            programs.check(program)
-            return HeldModel(ProgramModel(task.model, program, model, programs), task.model, holds)
-        case "python":
-            return HeldModel(open_entry(task.model, name.name, model_secrets(secrets_env)), task.model, holds)
+
+    def opened(text: str) -> Model:
+        name = parse_model_name(text)
+        match name.provider:
+            case "none":
+                raise UsageFault("a task with model none has no model to ask")
+            case "scripted":
+                return ScriptedModel(text, parse_script(task.script or "", name.name))
+            case "replay":
+                return ReplayModel(text, recorded(name.name))
+            case "anthropic":
+                account = _account("anthropic", settings.anthropic_base_url, settings, secrets_env)
+                return HeldModel(AnthropicModel(text, name.name, account), account.id, holds)
+            case "openai":
+                account = _account("openai", settings.openai_base_url, settings, secrets_env)
+                return HeldModel(OpenAIModel(text, name.name, account), account.id, holds)
+            case "command":
+                program, _, model = name.name.partition("/")
+                programs.check(program)
+                return HeldModel(ProgramModel(text, program, model, programs), text, holds)
+            case "python":
+                return HeldModel(open_entry(text, name.name, model_secrets(secrets_env)), text, holds)
+
+    models = [opened(text) for text in (task.model, *task.fallbacks)]
+    return models[0] if len(models) == 1 else FallbackModel(task.model, tuple(models))
 
 
 def _account(provider: str, base_url: str | None, settings: Settings, env: Mapping[str, str]) -> Account:
