@@ -87,6 +87,7 @@ class HttpProxy(ThreadingHTTPServer):
     raw: store a chunked upload with its framing, as endpoints do that do not know it.
     cut_bodies_at: answers to GET break off after so many bytes.
     date: what the Date header of every answer says.
+    keys: with them what is changed onward is signed anew, for stores that check it.
     """
 
     daemon_threads = True
@@ -110,6 +111,7 @@ class HttpProxy(ThreadingHTTPServer):
         self.raw = False
         self.cut_bodies_at: int | None = None
         self.date: datetime | None = None
+        self.keys: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
         self._thread.start()
 
@@ -145,7 +147,10 @@ class _Handler(BaseHTTPRequestHandler):
         )
         headers = {name: value for name, value in self.headers.items() if name.lower() not in left_out}
         with contextlib.closing(http.client.HTTPConnection(proxy.target)) as onward:
-            onward.request(self.command, proxy.onward(self.path), proxy.damage(body), headers)
+            path = proxy.onward(self.path)
+            if proxy.keys is not None and path != self.path:
+                headers = _signed(proxy.keys, self.command, f"http://{proxy.target}{path}", headers)
+            onward.request(self.command, path, proxy.damage(body), headers)
             response = onward.getresponse()
             data = response.read()
         if proxy.after(*where) or proxy.away:
@@ -190,6 +195,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def _signed(keys: tuple[str, str], method: str, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    kept = {name: value for name, value in headers.items() if name.lower() not in ("authorization", "host")}
+    request = AWSRequest(method, url, headers=kept, data=b"")
+    S3SigV4Auth(Credentials(*keys), "s3", "us-east-1").add_auth(request)
+    return dict(request.headers.items())
 
 
 Mode = Literal["forward", "pause", "blackhole", "reset"]
