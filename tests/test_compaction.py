@@ -313,6 +313,14 @@ def test_pairs_are_never_split(acts: list[tuple[str, int]]) -> None:
             assert ids == [result.call_id for result in results]
 
 
+def test_the_last_step_stays_however_long_it_is() -> None:
+    """And with it nothing before it, where it is too long alone."""
+    small, large = (AssistantMessage(Reply(text=KB * size)) for size in (1, 9))
+    assert compaction.first_kept([small, small, large], {1: 0, 2: 1, 3: 2}, 5_000) == 3
+    assert compaction.first_kept([small, small, small], {1: 0, 2: 1, 3: 2}, 2_500) == 2
+    assert compaction.first_kept([small], {}, 5_000) is None
+
+
 def test_cutting_keeps_both_ends() -> None:
     """What was done stands at the beginning, what came of it at the end."""
     assert compaction.clipped("short") == "short"

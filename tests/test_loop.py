@@ -588,6 +588,19 @@ def test_where_there_is_still_room_a_useless_summary_stops_nobody() -> None:
     assert [request.purpose for request in model.asked] == ["summary", "reply"]
 
 
+def test_where_nothing_can_give_way_the_run_goes_on_while_there_is_room() -> None:
+    """One step said nearly all that the context holds, and its output is pruned: there is no older part."""
+    host = Told(task(context_tokens=RESERVE_TOKENS + 40_000))
+    call = shell("look", 1)
+    host.reply(call, text=SAID * 12)
+    seen = Observation(call_id=call.id, tool="run_command", status="ok", exit_code=0, output="x" * 50_000)
+    host.commit(Observed(observation=seen))
+    model = Says(DONE)
+    assert work(host, model, Toolset()) == Finished(text=DONE.text)
+    assert "left out" in body(model.asked[0].messages)
+    assert [request.purpose for request in model.asked] == ["reply"]
+
+
 def test_the_price_of_a_summary_counts_against_the_budget() -> None:
     """The meter looks before the next reply."""
     host = full(14, cost_usd=0.0005)
