@@ -52,3 +52,17 @@ def test_every_named_test_exists() -> None:
     """A test that is renamed takes its row along."""
     missing = [f"{path}::{test}" for _, cell in rows() for path, test in named(cell) if test not in functions(path)]
     assert missing == []
+
+
+def test_a_test_that_carries_a_number_stands_in_its_row() -> None:
+    """Whoever writes one adds it to the page."""
+    listed = {(number, *test) for number, cell in rows() for test in named(cell)}
+    numbers = {number for number, _ in rows()}
+    carried = {
+        (number, module.relative_to(TESTS).as_posix(), node.name)
+        for module in TESTS.rglob("test_*.py")
+        for node in ast.parse(module.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        for number in re.findall(r"\b[FT]\d\d\b", ast.get_docstring(node) or "")
+    }
+    assert {one for one in carried if one[0] in numbers} - listed == set()
