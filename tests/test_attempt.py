@@ -27,6 +27,7 @@ from worker.models.scripted import ScriptedModel
 from worker.sandbox.protocol import Owner
 from worker.sandbox.sandbox import DockerSandbox
 from worker.station import utc_now
+from worker.store import keys
 from worker.store.inbox import Inbox
 from worker.store.local import LocalArchive
 
@@ -408,6 +409,22 @@ def test_a_secret_printed_by_a_command_reaches_no_object(night: Night) -> None:
     stored = b"".join(night.archive.get(key) for key in night.archive.list("runs/") if "/snapshots/" not in key)
     assert stored.count(b"hunter2-1") == 0
     assert b"[secret KEY]" in stored
+
+
+def test_a_store_that_goes_away_as_damage_is_sealed_leaves_the_run(night: Night) -> None:
+    """Whoever finds the damage next seals it; nothing is raised into the queue."""
+
+    class Away(LocalArchive):
+        def create(self, key: str, data: bytes | Path) -> bool:
+            raise StoreFault("the store is away")
+
+    night.submit()
+    damaged = keys.segment("run-1", 0)
+    whole = night.archive.get(damaged)
+    night.archive.delete([damaged])
+    night.archive.create(damaged, whole[:-9])
+    assert night.work(archive=Away(night.archive.url)) == "left"
+    assert night.work() == "damaged"
 
 
 def _observed(text: str) -> dict[str, Any]:

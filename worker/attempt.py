@@ -61,13 +61,14 @@ def run(run_id: str, station: Station) -> str:
     cancel = Cancel()
     try:
         with Lease(station.hints, f"run:{run_id}", station.settings, cancel) as lease:
-            return _Attempt(run_id, station, lease, cancel).work()
+            try:
+                return _Attempt(run_id, station, lease, cancel).work()
+            except IntegrityFault as fault:
+                sealed = end_damaged(station.archive, run_id, fault, by=station.name, at=station.now())
+                LOG.error("journal_damaged", fault=str(fault), sealed=sealed)
+                return "damaged"
     except ConflictFault:
         return "held"
-    except IntegrityFault as fault:
-        sealed = end_damaged(station.archive, run_id, fault, by=station.name, at=station.now())
-        LOG.error("journal_damaged", fault=str(fault), sealed=sealed)
-        return "damaged"
     except FencedFault as fault:
         LOG.info("fenced", fault=str(fault))
         return "fenced"
