@@ -2,7 +2,7 @@
 is the product's own: settings, archive, Redis, Celery, heartbeats, signals. Refuses to hold rules: it only swaps the
 engine, scales what is no setting (time limits of sockets), and notes each call and each request as it begins.
 
-`fleet_process.py worker FOLDER [--slots N] [--visibility S] [--broker URL] [--stall] [--patient]`, or
+`fleet_process.py worker FOLDER [--slots N] [--visibility S] [--broker URL] [--stall] [--deaf N] [--patient]`, or
 `fleet_process.py scheduler`.
 """
 
@@ -106,6 +106,22 @@ def stall(mark: Path) -> None:
     QoS.append = append
 
 
+def deaf(times: int) -> None:
+    """Let the first acknowledgements fail, as when Redis is slow for a moment."""
+    from kombu.transport.redis import QoS
+    from redis.exceptions import TimeoutError as RedisTimeout
+
+    plain, left = QoS.ack, list(range(times))
+
+    def ack(self: Any, tag: Any) -> None:
+        if left:
+            left.pop()
+            raise RedisTimeout("as asked by a test")
+        plain(self, tag)
+
+    QoS.ack = ack
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("worker", "scheduler"))
@@ -114,6 +130,7 @@ def main() -> int:
     parser.add_argument("--visibility", type=int, default=doorbell.VISIBILITY_TIMEOUT_S)
     parser.add_argument("--broker", default="")
     parser.add_argument("--stall", action="store_true")
+    parser.add_argument("--deaf", type=int, default=0)
     parser.add_argument("--patient", action="store_true", help="leave time limits of sockets as they are")
     options = parser.parse_args()
     settings = Settings()
@@ -127,6 +144,7 @@ def main() -> int:
     doorbell.celery_app = lambda url: plain(options.broker or url, visibility_timeout_s=options.visibility)
     worker_main.open_station = partial(station, options.folder)
     worker_main.solo_beside = worker_main.nothing_beside
+    deaf(options.deaf)
     if options.stall:
         stall(options.folder / "stalled")
     return worker_main.serve(settings, worker_main.MAIN_LANES, options.slots)

@@ -230,6 +230,13 @@ def test_connections_that_are_reset_again_and_again(fleet: Fleet) -> None:
     all_consume(fleet)
 
 
+def test_failed_acknowledgements_cost_no_slot(small: Fleet) -> None:
+    """F20: as many as the worker has slots fail, and it goes on taking runs in each of them."""
+    small.scheduler()
+    small.workers(1, "--deaf", "2", slots=2)
+    small.ended(*(small.submit() for _ in range(4)))
+
+
 def healthy(fleet: Fleet) -> bool:
     """What the health check of a worker's container says."""
     command = [sys.executable, str(ROOT / "deploy" / "health" / "offers.py")]

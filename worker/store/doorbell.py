@@ -86,7 +86,7 @@ def celery_app(redis_url: str, *, visibility_timeout_s: int = VISIBILITY_TIMEOUT
             "interval_max": 0.5,
         },
         worker_disable_prefetch=True,
-        worker_prefetch_multiplier=1,
+        worker_prefetch_multiplier=0,  # it would count messages whose acknowledgement failed as taken, for ever
         worker_enable_prefetch_count_reduction=False,
         worker_enable_remote_control=False,
         worker_send_task_events=False,
