@@ -29,7 +29,7 @@ from scheduler.launch import batch_of
 from scheduler.manifest import load
 from scheduler.runs import Found
 from worker.contract.errors import ConflictFault
-from worker.contract.events import Claimed, Event, Observed, Replied, Sealed, Unrecorded, Yielded
+from worker.contract.events import Claimed, Event, Observed, Replied, Sealed, Steered, Unrecorded, Yielded
 from worker.contract.task import Limits
 from worker.station import utc_now
 from worker.store import keys
@@ -273,6 +273,8 @@ def story(events: Iterable[Event]) -> list[dict[str, Any]]:
     for event in events:
         if isinstance(event, Claimed | Yielded | Unrecorded):
             continue
+        if isinstance(event, Steered) and event.kind == "closed":
+            continue  # of an inbox that a dead attempt had closed: the next one takes it in, and it is void
         fields = _stable(event.model_dump(mode="json"))
         if isinstance(event, Sealed):
             fields["artifacts"].pop("summary.md", None)  # says how long it took
