@@ -133,6 +133,7 @@ def test_a_call_that_reached_outside_is_not_repeated(night: Night) -> None:
     assert (done.calls, done.outside) == (1, 1)
 
 
+@pytest.mark.full
 def test_an_output_that_differs_is_told_by_its_first_line(night: Night) -> None:
     """With step and call; the run is not played on from there."""
     told = differs(night, checks=(), script=one("echo same; cat /proc/sys/kernel/random/uuid; echo same"))
