@@ -354,7 +354,7 @@ class Record(Frozen):
     @classmethod
     def parse(cls, line: bytes) -> Record:
         """The record of a line, exactly as `line` wrote it. Raises ValueError for anything else."""
-        fields = json.loads(line)
+        fields = read_json(line)
         if not isinstance(fields, dict) or _summed(fields) != line:
             raise ValueError("not the bytes that were written")
         del fields["sum"]
@@ -369,6 +369,14 @@ def _summed(fields: dict[str, Any]) -> bytes:
 def canonical(value: Any) -> bytes:
     """JSON for hashing: sorted keys, no spaces, ASCII escapes (so that any str, even a lone surrogate, is kept)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def read_json(data: bytes) -> Any:
+    """What `canonical` wrote, lone surrogates included. Raises ValueError for anything else."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def digest(data: bytes) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from worker.contract.errors import IntegrityFault
-from worker.contract.events import digest
+from worker.contract.events import digest, read_json
 from worker.store.archive import Archive
 
 M = TypeVar("M", bound=BaseModel)
@@ -39,8 +39,8 @@ def get_content(archive: Archive, key: str, name: str, *, max_bytes: int = 256 *
 def parsed(model: type[M], data: bytes, key: str) -> M:
     """The object that lies under key, as the model it was written from. Raises IntegrityFault when it is none."""
     try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
+        return model.model_validate(read_json(data))
+    except ValueError as error:
         raise IntegrityFault(f"{key} is not what was written") from error
 
 

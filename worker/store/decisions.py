@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from worker.contract.errors import NotFoundFault
+from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import Asked, DecisionName, Digest, canonical
 from worker.contract.task import Frozen
 from worker.store import keys
@@ -41,6 +41,9 @@ def read_decision(archive: Archive, run: str, call: str) -> Decision | None:
     """The decision on a call, None when there is none yet. Raises StoreFault, IntegrityFault."""
     key = keys.decision(run, call)
     try:
-        return parsed(Decision, archive.get(key, max_bytes=2**20), key)
+        made = parsed(Decision, archive.get(key, max_bytes=2**20), key)
     except NotFoundFault:
         return None
+    if made.call != call:
+        raise IntegrityFault(f"{key} decides on {made.call!r}")
+    return made

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from worker.contract.errors import ConflictFault, NotFoundFault
+from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
 from worker.contract.events import MessageKind, canonical
 from worker.contract.task import Frozen
 from worker.store import keys
@@ -39,10 +39,19 @@ class _Numbered:
         self._archive, self._folder, self._key = archive, folder, key
 
     def read(self, seen: int = 0) -> list[Message]:
-        """Messages numbered `seen` and above, oldest first."""
+        """Messages numbered `seen` and above, oldest first, up to the first number that is not there: nobody writes
+        past one, so a listing that shows more missed a message of this moment, or a stranger wrote it. Raises
+        IntegrityFault for one that is not what was written under its number."""
         after = self._key(seen - 1) if seen > 0 else ""
-        found = self._archive.list(self._folder, after=after)
-        return [parsed(Message, self._archive.get(key, max_bytes=2**20), key) for key in found]
+        messages: list[Message] = []
+        for n, key in enumerate(self._archive.list(self._folder, after=after), start=max(seen, 0)):
+            if key != self._key(n):
+                break
+            message = parsed(Message, self._archive.get(key, max_bytes=2**20), key)
+            if message.n != n:
+                raise IntegrityFault(f"{key} holds the message {message.n}")
+            messages.append(message)
+        return messages
 
     def put(self, kind: MessageKind, *, by: str, at: str, text: str = "") -> Message:
         """Add a message under the next free number. Raises ConflictFault when the run takes none any more."""

@@ -6,7 +6,6 @@ the other wrote. Every line names the hash of the line before; the first names t
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from worker.contract.events import (
     Submitted,
     canonical,
     digest,
+    read_json,
 )
 from worker.contract.fork import Line as Line
 from worker.contract.fork import inherited
@@ -95,8 +95,8 @@ class Journal:
         """What was asked."""
         data = self._task_bytes()
         try:
-            return Task.model_validate_json(data)
-        except ValidationError as error:
+            return Task.model_validate(read_json(data))
+        except ValueError as error:
             _refuse_newer(data, TASK_VERSION, keys.task(self.run))
             raise IntegrityFault(f"{keys.task(self.run)} is not a task: {_first(error)}") from error
 
@@ -234,6 +234,10 @@ class Journal:
         marked = self._archive.size(keys.open_marker(self.run)) is not None
         prev: str | None = digest(self._task_bytes())
         problems: list[str] = []
+        try:
+            self.task()
+        except (IntegrityFault, VersionFault) as fault:
+            problems.append(fault.message)
         records: list[Record] = []
         seq = -1
         for key, data in self._segments(-1):
@@ -325,7 +329,7 @@ def _within(size: int, seq: int) -> None:
 def _refuse_newer(data: bytes, known: int, where: str) -> None:
     """Raise VersionFault when the bytes say that a newer schema wrote them."""
     try:
-        version = json.loads(data).get("v")
+        version = read_json(data).get("v")
     except (ValueError, AttributeError):
         return
     if isinstance(version, int) and version > known:
