@@ -129,7 +129,7 @@ class Scheduler:
             self._hints.start_epoch(epoch)
         if epoch != self._epoch:
             self._epoch, self._listed_at = epoch, None
-            self._settled_at = _began(epoch) + timedelta(seconds=self._settings.lease_ttl_s)
+            self._settled_at = min(_began(epoch), now) + timedelta(seconds=self._settings.lease_ttl_s)
 
     def _list(self, now: datetime) -> None:
         """Take in what is open: at start, when a submit says so, and every relist_s with every fold renewed."""
@@ -265,8 +265,8 @@ class Scheduler:
 def _began(epoch: str) -> datetime:
     """When the epoch began; long ago, where another version left one that does not say."""
     try:
-        return datetime.fromisoformat(epoch)
-    except ValueError:
+        return datetime.fromisoformat(epoch).astimezone(UTC)
+    except (ValueError, OverflowError):
         return datetime.min.replace(tzinfo=UTC)
 
 

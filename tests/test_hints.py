@@ -232,3 +232,24 @@ def test_bad_addresses_are_usage_faults(url: str) -> None:
     """An address redis-py cannot parse names the setting."""
     with pytest.raises(UsageFault, match="DAWN_REDIS_URL"):
         Hints(url)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["no json", "null", "[]", '[["batch"], "1", 1]', '[["batch"], 1e300, 1]', "[[0], 1, 1]", "[" * 99999, b"\xff"],
+)
+def test_what_no_worker_writes_is_no_offer(hints: Hints, raw: redis.Redis, value: str | bytes) -> None:
+    """Nonsense beside a worker's offer takes nothing from it."""
+    offer = WorkerOffer("host-1", ("batch",), 4, 2)
+    hints.offer(offer, 60)
+    raw.sadd("dawn:worker", "stranger")
+    raw.set("dawn:worker:stranger", value)
+    assert hints.workers() == [offer]
+
+
+@pytest.mark.parametrize("value", ["letters", "1.5", "", "-1", "9" * 5000, b"\xff"])
+def test_a_hint_that_is_no_number_is_none(hints: Hints, raw: redis.Redis, value: str | bytes) -> None:
+    """The others beside it count."""
+    hints.poke("run:b", 3)
+    raw.set("dawn:control:run:a", value)
+    assert hints.poked(["run:a", "run:b"]) == {"run:b": 3}

@@ -407,3 +407,13 @@ def test_what_was_said_before_the_end_is_in_the_journal(make_run: Make, archive:
 
 def with_redis(world: World) -> redis.Redis:
     return redis.Redis.from_url(world.url)
+
+
+@pytest.mark.parametrize("epoch", ["nonsense", "2026-11-30T02:00:00", "9999-12-31T23:59:59+00:00"])
+def test_an_epoch_that_makes_no_sense_holds_nobody_up(world: World, make_run: Make, epoch: str) -> None:
+    """A clock that ran ahead, or a stranger, wrote it: an orphan goes on after one lease time at most."""
+    make_run("a", claimed())
+    world.offer(4)
+    world.hints.start_epoch(epoch)
+    world.tick()
+    assert world.rings == [("a", "batch")] or world.tick(after_s=46) == [("a", "batch")]

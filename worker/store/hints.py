@@ -15,6 +15,7 @@ Keys (each with a time to live, or O(active) as said):
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +97,9 @@ return 0
 """
 
 
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+
+
 @dataclass(frozen=True)
 class WorkerOffer:
     """What a living worker can take: lanes it consumes, slots in all and free ones."""
@@ -114,6 +118,7 @@ class Hints:
         """url: redis://, rediss://, unix:///path.sock or redis+socket:///path.sock. Raises UsageFault for others."""
         options: dict[str, Any] = {
             "decode_responses": True,
+            "encoding_errors": "replace",
             "health_check_interval": 10,
             "socket_timeout": socket_timeout_s,
         }
@@ -173,13 +178,8 @@ class Hints:
         self._run(_RETRACT, ["dawn:worker"], worker)
 
     def workers(self) -> list[WorkerOffer]:
-        """Living workers, by name."""
-        live = self._live("worker")
-        offers = []
-        for name, value in sorted(live.items()):
-            lanes, slots, free = json.loads(value)
-            offers.append(WorkerOffer(name, tuple(lanes), slots, free))
-        return offers
+        """Living workers, by name. What no worker writes is no offer."""
+        return [offer for live in sorted(self._live("worker").items()) if (offer := _offered(*live)) is not None]
 
     def rung(self, run: str, lane: str, ttl_s: float) -> None:
         """A doorbell was rung for the run; it counts as outstanding until answered or for ttl_s."""
@@ -199,8 +199,10 @@ class Hints:
             self._redis.set(f"dawn:control:{name}", number, px=_ms(CONTROL_TTL_S))
 
     def poked(self, names: Iterable[str]) -> dict[str, int]:
-        """name -> highest inbox number known of, for those with a hint, in one round trip."""
-        return {name: int(value) for name, value in self._many("control", names).items()}
+        """name -> highest inbox number known of, for those with a hint, in one round trip. What is no number is no
+        hint."""
+        found = self._many("control", names).items()
+        return {name: int(value) for name, value in found if _NUMBER.fullmatch(value)}
 
     def reserve(self, limits: Mapping[str, int | None], microusd: int) -> str | None:
         """Add an estimate at every level (`run:<id>`, `batch:<id>`, `day:<date>`) or, when one would pass its limit
@@ -281,6 +283,16 @@ class Hints:
             if script is None:
                 script = self._scripts[text] = self._redis.register_script(text)
             return script(keys=names, args=arguments)
+
+
+def _offered(name: str, value: str) -> WorkerOffer | None:
+    """The offer as a worker published it, None for anything else."""
+    try:
+        lanes, slots, free = json.loads(value)
+        sound = all(isinstance(lane, str) for lane in lanes) and {type(slots), type(free)} == {int}
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return WorkerOffer(name, tuple(lanes), slots, free) if sound else None
 
 
 def is_socket(url: str) -> bool:
