@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from scheduler.enqueue import runs_of
-from worker.contract.errors import ConflictFault, NotFoundFault
+from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
@@ -64,10 +64,13 @@ def runs_in(archive: Archive, found: Found) -> list[str]:
     cut off before it named its runs."""
     if found.kind == "run":
         return [found.id]
+    key = keys.batch_targets(found.id)
     try:
-        return runs_of(archive.get(keys.batch_targets(found.id)))
+        return runs_of(archive.get(key))
     except NotFoundFault:
         raise NotFoundFault(f"batch {found.id} was cut off while it was written", hint="submit it again") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise IntegrityFault(f"{key} is not what was written", hint=f"look: dawn verify {found.id}") from None
 
 
 def view(archive: Archive, run: str) -> View:
@@ -110,10 +113,17 @@ def batches(archive: Archive) -> list[Listed]:
 
 
 def open_batches(archive: Archive) -> set[str]:
-    """Batches with a run that is not sealed."""
+    """Batches with a run that is not sealed. A marker whose task cannot be read is nobody's."""
+
+    def batch_of(run: str) -> str | None:
+        try:
+            return Journal(archive, run).task().batch
+        except (NotFoundFault, IntegrityFault, VersionFault):
+            return None
+
     runs = [key.removeprefix("open/") for key in archive.list("open/")]
     with ThreadPoolExecutor(READERS) as pool:
-        return set(pool.map(lambda run: Journal(archive, run).task().batch, runs))
+        return {batch for batch in pool.map(batch_of, runs) if batch is not None}
 
 
 def _listed(archive: Archive, batch: str) -> Listed:
@@ -125,6 +135,6 @@ def _listed(archive: Archive, batch: str) -> Listed:
         try:
             first = archive.get(keys.segment(run, 0)).split(b"\n", 1)[0]
             return Listed(batch, str(json.loads(first)["at"]), runs)
-        except (NotFoundFault, ValueError, KeyError):
+        except (NotFoundFault, ValueError, KeyError, TypeError):
             continue
     return Listed(batch, "", runs)

@@ -505,3 +505,43 @@ def test_the_demonstrations_manifests_are_valid() -> None:
     assert all((entry.folder / entry.manifest.targets[0].repo).is_dir() for entry in loaded)
     assert all(entry.script for entry in loaded)
     assert parse(loaded[0].text, "again", loaded[0].folder, Limits()).manifest == loaded[0].manifest
+
+
+def test_a_list_of_runs_that_cannot_be_read_is_damage(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named with exit code 11, by every command that looks there."""
+    archive.create(keys.batch_targets("b-0123456789ab"), b"[1, 2]")
+    for words in (["status"], ["status", "b-0"], ["cancel", "b-0"], ["verify", "b-0"]):
+        assert dawn(words) == 11
+        out = capsys.readouterr()
+        assert "batches/b-0123456789ab/targets.json" in out.out + out.err
+
+
+def test_a_marker_that_belongs_to_no_run_hides_nothing(make_run: Make, archive: Archive) -> None:
+    """Whatever lies beside the runs that are there."""
+    make_run("a")
+    archive.create(keys.open_marker("nobody-1"), b"")
+    archive.create(keys.open_marker("newer-1"), b"")
+    archive.create(keys.task("newer-1"), b'{"v": 99}')
+    assert dawn(["status"]) == 0
+
+
+def test_verify_finds_no_task_sound_that_cannot_be_read(archive: Archive) -> None:
+    """Also before anything was appended to its run."""
+    archive.create(keys.task("a"), b"{}")
+    assert dawn(["verify", "a"]) == 11
+
+
+def test_a_state_folder_that_cannot_be_made_is_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and the folder's name, no traceback."""
+    monkeypatch.setenv("DAWN_STATE_DIR", "/dev/null/state")
+    assert dawn(["up"]) == 2
+    assert "/dev/null/state" in capsys.readouterr().err
+
+
+def test_a_closed_stdout_is_no_error(sealed_run: str) -> None:
+    """Whoever started us may have closed it."""
+    command = f'exec "{sys.executable}" -m scheduler.cli.main status {sealed_run} >&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

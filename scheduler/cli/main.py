@@ -4,6 +4,7 @@ anything heavy before a command needs it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ import typer
 
 from scheduler.cli import keep, operate, people, read, start
 from scheduler.cli.terminal import complain
-from worker.contract.errors import ExitCode, Fault
+from worker.contract.errors import ExitCode, Fault, UsageFault
 
 app = typer.Typer(
     name="dawn",
@@ -37,6 +38,9 @@ def run(arguments: Sequence[str]) -> int:
         lines = getattr(fault, "lines", None)
         complain(fault, lines() if lines is not None else ())
         return int(fault.exit_code)
+    except OSError as error:  # of a folder or a stream that the command was given
+        complain(UsageFault(f"{error.filename or 'output'}: {error.strerror or error}"))
+        return int(ExitCode.USAGE)
     except SystemExit as ended:  # how typer ends every command: usage errors 2, Ctrl-C 130
         return ended.code if isinstance(ended.code, int) else int(ExitCode.OK)
     return int(ExitCode.OK)
@@ -44,6 +48,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of `dawn`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     sys.exit(run(sys.argv[1:]))
 
 
