@@ -25,7 +25,7 @@ from scheduler.plan import Close, Ring, Seen, Slots, plan
 from scheduler.seal import seal
 from worker import attempt
 from worker.contract.cancel import Cancel
-from worker.contract.errors import ConflictFault, FencedFault, StoreFault
+from worker.contract.errors import ConflictFault, FencedFault, IntegrityFault, StoreFault
 from worker.contract.events import (
     Asked,
     Called,
@@ -451,3 +451,17 @@ def test_the_janitor_is_told_of_its_own_archive_alone(sandbox: DockerSandbox) ->
     finally:
         for name in names.values():
             sandbox._engine.remove_volume(name)
+
+
+def test_damaged_mail_is_met_between_two_calls(place: Place) -> None:
+    """The attempt's ear outlives it, and the loop ends the run in sight."""
+    place.submit()
+    station, cancel = place.station, Cancel()
+    ledger = Ledger(place.journal, cast(Lease, Lent()), cancel, station.redactor, utc_now, station.spool)
+    ledger.claim(CLAIM)
+    mailbox = Mailbox(station, ledger, cancel, place.journal.task().batch)
+    assert mailbox.take() is None
+    station.archive.create(keys.inbox(RUN, 0), b"garbage")
+    mailbox.beat()
+    with pytest.raises(IntegrityFault):
+        mailbox.take()

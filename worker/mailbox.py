@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from worker import policy
 from worker.contract.cancel import Cancel
-from worker.contract.errors import HintsFault
+from worker.contract.errors import HintsFault, IntegrityFault
 from worker.contract.events import Asked, Decided, Parked
 from worker.host import Stopped
 from worker.ledger import Ledger
@@ -40,7 +40,11 @@ class Mailbox:
         if hinted == self._hinted and now_s - self._looked_s < settings.inbox_poll_s:
             return
         self._hinted, self._looked_s = hinted, now_s
-        mail = self._read()
+        try:
+            mail = self._read()
+        except IntegrityFault:
+            self._arrived.set()  # the loop meets it between two calls, and ends the run in sight
+            return
         if mail.inbox or mail.control:
             self._arrived.set()
         if mail.cancel is not None:
