@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from scheduler.approvals import commands
-from scheduler.runs import View
+from scheduler.runs import View, Views
 from worker.contract.events import CheckResult, Parked, Verdict
 from worker.contract.run import Run
 
@@ -66,13 +66,11 @@ def _brief(text: str) -> str:
     return f"{line} …" if rest else line
 
 
-def counts(views: Sequence[View], named: int) -> str:
-    """`2 changed/verified, 1 changed/still_failing, 1 failed, 2 running`. named: how many runs the batch names; those
-    that a submit which was cut off did not write are told too."""
-    states = Counter(_ended(view.run) if view.run.sealed else view.run.status for view in views)
-    told = [f"{number} {state}" for state, number in sorted(states.items())]
-    missing = named - len(views)
-    return ", ".join([*told, f"{missing} not written"] if missing else told)
+def counts(views: Views) -> str:
+    """`2 changed/verified, 1 changed/still_failing, 1 failed, 2 running, 1 damaged, 3 not written`."""
+    states = Counter(_ended(view.run) if view.run.sealed else view.run.status for view in views.found)
+    told = [*sorted(states.items()), ("damaged", len(views.damaged)), ("not written", views.unwritten)]
+    return ", ".join(f"{number} {state}" for state, number in told if number)
 
 
 def duration(seconds: float) -> str:

@@ -81,18 +81,32 @@ def view(archive: Archive, run: str) -> View:
     return View(journal.task(), folded, read_decision(archive, run, asked.call_id) if asked else None)
 
 
-def views(archive: Archive, runs: Iterable[str]) -> list[View]:
-    """Many runs, folded at the same time, in the order given; without those that a submit which was cut off has named
-    and not written."""
+@dataclass(frozen=True)
+class Views:
+    """Many runs. found: those that can be read, in the order asked for. damaged: run -> what is wrong with it.
+    unwritten: how many a submit that was cut off has named and not written."""
 
-    def written(run: str) -> View | None:
+    found: list[View]
+    damaged: dict[str, str]
+    unwritten: int
+
+
+def views(archive: Archive, runs: Iterable[str]) -> Views:
+    """Many runs, folded at the same time. One that cannot be read hides no other. Raises StoreFault."""
+
+    def read(run: str) -> View | IntegrityFault | None:
         try:
             return view(archive, run)
         except NotFoundFault:
             return None
+        except IntegrityFault as fault:
+            return fault
 
+    asked = list(runs)
     with ThreadPoolExecutor(READERS) as pool:
-        return [found for found in pool.map(written, runs) if found is not None]
+        seen = list(pool.map(read, asked))
+    damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, IntegrityFault)}
+    return Views([one for one in seen if isinstance(one, View)], damaged, seen.count(None))
 
 
 @dataclass(frozen=True)

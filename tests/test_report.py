@@ -14,6 +14,7 @@ from scheduler.cli.main import run as dawn
 from scheduler.runs import view
 from worker.contract.events import Asked, Failure, Parked, Sealed
 from worker.contract.run import Run
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.decisions import decide
 
@@ -86,3 +87,23 @@ def test_the_same_manifest_again_is_no_other_batch(tmp_path: Path, capsys: pytes
     for _ in range(2):
         assert dawn(["submit", "night.yaml", "--detach"]) == 0
     assert "batch of its own" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["night"]])
+def test_a_damaged_run_hides_no_other(
+    words: list[str], tmp_path: Path, archive: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that can be read is listed, then the damage is named, exit code 11."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "answer.txt").write_text("42\n")
+    (tmp_path / "night.yaml").write_text(MANIFEST.replace("}]", "}, {repo: ./other}]") % "one")
+    assert dawn(["submit", "night.yaml", "--detach"]) == 0
+    damaged, sound = sorted(archive.folders("runs/"), reverse=True)
+    first = keys.segment(damaged, 0)
+    whole = archive.get(first)
+    archive.delete([first])
+    archive.create(first, whole[:-9])
+    assert dawn(["status", *words]) == 11
+    said = capsys.readouterr()
+    assert f"dawn verify {damaged}" in said.err
+    assert ("1 queued, 1 damaged" if not words else sound) in said.out

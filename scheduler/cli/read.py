@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scheduler.cli import terminal
+
+if TYPE_CHECKING:
+    from scheduler.runs import Views
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its first letters.")]
@@ -41,14 +44,17 @@ def status(
         found = runs.find(archive, name)
         named = runs.runs_in(archive, found)
         views = runs.views(archive, named)
-        if missing := len(named) - len(views):
-            terminal.say(f"note: {missing} of its {len(named)} runs were never written; submit the batch again")
+        if views.unwritten:
+            terminal.say(
+                f"note: {views.unwritten} of its {len(named)} runs were never written; submit the batch again"
+            )
         if json:
-            terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in views])
+            terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in views.found])
         else:
-            terminal.emit_table(report.HEADINGS, [report.cells(view) for view in views])
-            for line in (line for view in views for line in report.ways_on(view)):
+            terminal.emit_table(report.HEADINGS, [report.cells(view) for view in views.found])
+            for line in (line for view in views.found for line in report.ways_on(view)):
                 terminal.say(f"waits for you: {line}")
+        _end_if_damaged(views)
         return
     known = runs.batches(archive)
     if not everything:
@@ -60,20 +66,32 @@ def status(
             {
                 "batch": entry.batch,
                 "submitted_at": entry.at,
-                "runs": [report.row(view) for view in views],
-                "runs_not_written": len(entry.runs) - len(views),
+                "runs": [report.row(view) for view in views.found],
+                "runs_damaged": views.damaged,
+                "runs_not_written": views.unwritten,
             }
             for entry, views in listed
         ]
         terminal.emit_json("dawn.batches/1", archive=archive.url, batches=rows)
+        _end_if_damaged(*(views for _, views in listed))
         return
     if not listed:
         terminal.say(f"the archive {archive.url} holds no batch yet; begin with `dawn demo`")
     table = [
-        (entry.batch, entry.at[:19].replace("T", " "), str(len(entry.runs)), report.counts(views, len(entry.runs)))
+        (entry.batch, entry.at[:19].replace("T", " "), str(len(entry.runs)), report.counts(views))
         for entry, views in listed
     ]
     terminal.emit_table(("batch", "submitted (UTC)", "runs", "state"), table)
+    _end_if_damaged(*(views for _, views in listed))
+
+
+def _end_if_damaged(*listed: Views) -> None:
+    """Name what could not be read, after all that could, and end with the code for it."""
+    damaged = {run: why for views in listed for run, why in views.damaged.items()}
+    for run, why in damaged.items():
+        terminal.say(f"run {run} is damaged: {why}; look: dawn verify {run}")
+    if damaged:
+        raise typer.Exit(11)
 
 
 def show(

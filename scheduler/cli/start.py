@@ -189,7 +189,7 @@ def _tell(runs: list[str], archive: Archive, *, as_json: bool) -> list[Any]:
     from scheduler import report
     from scheduler.runs import views
 
-    found = views(archive, runs)
+    found = views(archive, runs).found
     if as_json:
         terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in found])
     else:
