@@ -168,7 +168,11 @@ def _batch(task: Task, key: str) -> Batch:
 
 def _told(details: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in details["loc"])
-    what = "is no limit that is known" if details["type"] == "extra_forbidden" else str(details["msg"])
+    what = (
+        "is no limit that is known"
+        if details["type"] == "extra_forbidden"
+        else str(details["msg"]).removeprefix("Value error, ")
+    )
     return f"{where}: {what}" if where else what
 
 

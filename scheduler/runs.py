@@ -52,6 +52,12 @@ def find(archive: Archive, word: str, *, kinds: Sequence[Literal["batch", "run"]
     if len(matching) == 1:
         return matching[0]
     what = " or ".join(kinds)
+    if (
+        not matching
+        and kinds == ("run",)
+        and any(name.startswith(word) for name in archive.folders("batches/") if word)
+    ):
+        raise NotFoundFault(f"{word!r} names a batch, not a run", hint=f"list its runs: dawn status {word}")
     if not matching:
         raise NotFoundFault(f"there is no {what} {word!r} in {archive.url}", hint="list them: dawn status --all")
     shown = ", ".join(found.id for found in matching[:CANDIDATES_SHOWN])

@@ -12,7 +12,7 @@ import typer
 
 from scheduler.cli import keep, operate, people, read, start
 from scheduler.cli.terminal import complain
-from worker.contract.errors import ExitCode, Fault, UsageFault
+from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
 
 app = typer.Typer(
     name="dawn",
@@ -30,12 +30,17 @@ keep.register(app)
 operate.register(app)
 
 
+DAMAGED = "dawn verify names all that is damaged; dawn fork goes on from a run's last sound step"
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line (without the program's name); returns the exit code of the table in README.md."""
     try:
         app(list(arguments), prog_name="dawn")
     except Fault as fault:
         lines = getattr(fault, "lines", None)
+        if isinstance(fault, IntegrityFault) and not fault.hint:
+            fault.hint = DAMAGED
         complain(fault, lines() if lines is not None else ())
         return int(fault.exit_code)
     except OSError as error:  # of a folder or a stream that the command was given

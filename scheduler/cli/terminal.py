@@ -68,8 +68,9 @@ def emit_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     console = Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for position, heading in enumerate(headings):
+        # The first column names what the row is about, to be copied into the next command.
+        table.add_column(heading, overflow="fold", no_wrap=position == 0)
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     console.print(table)

@@ -110,7 +110,8 @@ def full(record: Record) -> str:
 def _waits(parked: Parked) -> str:
     if parked.waiting == "paused":
         return parked.detail
-    return f"{parked.waiting} until {parked.until}" if parked.until else parked.waiting
+    until = f" until {parked.until}" if parked.until else ""
+    return _cut(f"{parked.waiting}{until}: {parked.detail}".rstrip(": "))
 
 
 def _code(seen: Observation) -> str:

@@ -92,7 +92,9 @@ class Inbox(_Numbered):
 
     def _check_open(self, last: Message) -> None:
         if last.kind == "closed" and not self._void(last):
-            raise ConflictFault(f"run {self.run} has ended and takes no messages", hint="see it: dawn show")
+            raise ConflictFault(
+                f"run {self.run} has ended and takes no messages", hint=f"see it: dawn show {self.run}"
+            )
 
     def _void(self, closed: Message) -> bool:
         try:
