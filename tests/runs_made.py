@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +27,17 @@ Make = Callable[..., Run]
 def archive(tmp_path: Path) -> Archive:
     """An archive in a folder."""
     return open_archive(f"file://{tmp_path / 'archive'}", Settings())
+
+
+@pytest.fixture
+def without_stack(tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DAWN_* of a deployment without a stack, for commands in this process; the archive is the fixture's, and the
+    current folder the test's."""
+    for name in [name for name in os.environ if name.startswith("DAWN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DAWN_ARCHIVE", archive.url)
+    monkeypatch.setenv("DAWN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -48,15 +48,7 @@ Make = Callable[..., Run]
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b6n\x90q\x1bc\r\x7f\u202e"
 MANIFEST = "version: 1\nname: night\ntargets: [{repo: %s}]\ntask: {commands: [fix]}\n"
 
-
-@pytest.fixture(autouse=True)
-def _deployment(tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DAWN_* of a deployment without a stack; the archive is the fixture's."""
-    for name in [name for name in os.environ if name.startswith("DAWN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DAWN_ARCHIVE", archive.url)
-    monkeypatch.setenv("DAWN_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("without_stack")
 
 
 @pytest.fixture

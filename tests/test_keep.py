@@ -31,13 +31,7 @@ DAY_S = 86400
 NOW = datetime.fromisoformat(AT) + timedelta(days=100)
 TEXT = "version: 1\nname: night\ntargets: [{repo: https://git.example.org/a}]\ntask: {commands: [fix]}\n"
 
-
-@pytest.fixture(autouse=True)
-def _deployment(archive: Archive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The commands find the test's archive, and no stack."""
-    monkeypatch.setenv("DAWN_ARCHIVE", archive.url)
-    monkeypatch.setenv("DAWN_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.delenv("DAWN_REDIS_URL", raising=False)
+pytestmark = pytest.mark.usefixtures("without_stack")
 
 
 def prepared(archive: Archive, key: str, *, image: bytes = b"") -> Prepared:

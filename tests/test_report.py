@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,15 +23,12 @@ ASKED = Asked(call_id="c1", kind="approval", binding="0" * 64, question="push?")
 WAITS = (claimed(), replied(), ASKED, Parked(waiting="approval", detail="push?"))
 MANIFEST = "version: 1\nname: night\ntargets: [{repo: ./sample}]\ntask: {commands: [%s]}\n"
 
+pytestmark = pytest.mark.usefixtures("without_stack")
+
 
 @pytest.fixture(autouse=True)
-def _deployment(tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployment without a stack; the archive is the fixture's."""
-    for name in [name for name in os.environ if name.startswith("DAWN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DAWN_ARCHIVE", archive.url)
-    monkeypatch.setenv("DAWN_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+def _sample(tmp_path: Path) -> None:
+    """A folder to submit."""
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample" / "answer.txt").write_text("41\n")
 
