@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,14 @@ pytest_plugins = [
 START_TIMEOUT_S = 60
 
 os.environ.setdefault("DAWN_STORE_IMAGES", "false")  # a quarter of a gigabyte for each of many archives
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests in its background has them ignore Ctrl-C and SIGQUIT, and so would every process
+    that they start and then signal."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 class Server:

@@ -49,13 +49,14 @@ class Signals:
         self._heard: SimpleQueue[int] = SimpleQueue()
         self._hurried = False
         self._thread = threading.Thread(target=self._obey, name="signals", daemon=True)
-        self._signals = [number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN]
+        self._ignored = [number for number in HEARD if signal.getsignal(number) is signal.SIG_IGN]
 
     def listen(self) -> None:
         """Take the signals from Celery, whose second SIGTERM is ignored and whose SIGQUIT waits for the calls in
-        hand. Called in the main thread, each time that consuming begins."""
-        for number in self._signals:
-            signal.signal(number, self._hear)
+        hand. One that whoever started us ignored (`nohup`, a shell's background) is ignored again. Called in the main
+        thread, each time that consuming begins."""
+        for number in HEARD:
+            signal.signal(number, signal.SIG_IGN if number in self._ignored else self._hear)
         if not self._thread.is_alive():
             self._thread.start()
 
