@@ -367,6 +367,8 @@ def test_every_row_of_the_crash_table_has_its_proof() -> None:
 
 def test_every_point_of_the_crash_table_was_tried(night: Night) -> None:
     """What the table says of points is what these runs lived through; what only a submit has, the next test tries."""
+    if night.yard.seed != DEFAULT.seed:
+        pytest.skip("the table names points of the first seed; other seeds take other sides of an act")
     tried = [point for fate in night.fates.values() for point in fate.points]
     assert {
         row: proof
