@@ -32,8 +32,10 @@ def batch(deployment: Deployment, works: list[str]) -> Path:
 
 
 def kinds(deployment: Deployment) -> dict[str, list[str]]:
-    """The types of all events, by run."""
-    return {run: [event.type for event in deployment.events(run)] for run in deployment.runs()}
+    """The types of all events, by run; without runs that a killed submit had not begun to write, which nobody is to
+    look for."""
+    found = {run: [event.type for event in deployment.events(run)] for run in deployment.runs()}
+    return {run: types for run, types in found.items() if types}
 
 
 def nothing_left(deployment: Deployment) -> None:
