@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Literal
 
 import structlog
@@ -159,5 +158,4 @@ class Ending:
     def _pause(self, faults: int) -> str:
         """When to try again after so many faults in a row."""
         backoff_s = self.station.settings.infra_backoff_s
-        wait = timedelta(seconds=backoff_s[min(faults, len(backoff_s)) - 1])
-        return (datetime.fromisoformat(self.station.now()) + wait).isoformat(timespec="milliseconds")
+        return self.station.later(backoff_s[min(faults, len(backoff_s)) - 1])

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from datetime import datetime, timedelta
 
 from worker import policy
 from worker.contract.cancel import Cancel
@@ -108,21 +107,16 @@ class Mailbox:
 
     def ask(self, asked: Asked) -> Parked:
         """Commit a question, and park until it is decided or expires."""
-        until = self._in(self._station.settings.decision_expiry_s)
+        until = self._station.later(self._station.settings.decision_expiry_s)
         parked = Parked(waiting=asked.kind, until=until, detail=asked.question)
         self._ledger.commit(asked, parked)
         return parked
 
     def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
         """Commit that the run waits for its provider."""
-        parked = Parked(waiting="provider", until=self._in(pause_s), detail=detail)
+        parked = Parked(waiting="provider", until=self._station.later(pause_s), detail=detail)
         self._ledger.commit(parked)
         return parked
-
-    def _in(self, seconds: float) -> str:
-        """That much from now, UTC."""
-        now = datetime.fromisoformat(self._station.now())
-        return (now + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
 
     def _hints(self) -> dict[str, int]:
         """What Redis knows of newer mail; without it the archive is looked at in its own time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from worker.before_call import Hook, no_hook
 from worker.contract.cancel import Cancel
@@ -50,3 +50,7 @@ class Station:
     drain: Cancel = field(default_factory=Cancel)
     drain_now: Cancel = field(default_factory=Cancel)
     now: Callable[[], str] = utc_now
+
+    def later(self, seconds: float) -> str:
+        """That much from now, as `now` writes it."""
+        return (datetime.fromisoformat(self.now()) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
