@@ -41,7 +41,7 @@ class Seen:
     lane: Literal["interactive", "batch"] = "batch"
     leased: bool = False
     cancelled: bool = False
-    blocked: Literal["", "person", "paused"] = ""
+    blocked: Literal["", "person", "paused", "budget"] = ""
     barren_claims: int = 0
     not_before: datetime | None = None
     rung_age_s: float | None = None
@@ -69,10 +69,11 @@ class Ring:
 @dataclass(frozen=True)
 class Wait:
     """Nothing to do now, and why: an attempt is alive, a doorbell is not answered yet, its time has not come, no
-    slot is free, Redis was wiped a moment ago, a person must answer, or a person paused it."""
+    slot is free, Redis was wiped a moment ago, a person must answer, a person paused it, or its
+    batch's budget is used up."""
 
     run: str
-    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused"]
+    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused", "budget"]
     until: datetime | None = None
 
 

@@ -7,6 +7,7 @@ import json
 import pkgutil
 import typing
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,7 @@ from worker.contract.events import (
     Replied,
     Reply,
     Sealed,
+    Steered,
     Submitted,
     ToolCall,
     Usage,
@@ -40,7 +42,7 @@ from worker.contract.events import (
     digest,
 )
 from worker.contract.run import Run, exit_code, fold
-from worker.contract.task import Frozen, Limits, Repo, Task
+from worker.contract.task import Budget, Frozen, Limits, Repo, Task, budget_microusd
 from worker.store.decisions import Decision
 from worker.store.inbox import Message
 
@@ -266,6 +268,27 @@ def test_a_sealed_run_has_nothing_left_to_do(events: list[Event]) -> None:
     assert (run.status, run.turn, run.pending, run.waiting) == ("sealed", "none", (), None)
 
 
+def allowed(scope: Literal["run", "batch"], *texts: str) -> Run:
+    """A run that read these budgets."""
+    read = [Steered(scope=scope, n=n, kind="budget", by="me", text=text) for n, text in enumerate(texts)]
+    return fold(chained([Submitted(by="me"), *read]))
+
+
+def test_what_a_person_last_allowed_a_batch_goes_before_its_task() -> None:
+    """The budget is a fold, so every machine holds the same one; other words of a message change nothing."""
+    task = Task(run="r", batch="b", target="t", repo=Repo(url="-"), commands=("true",), budget=Budget(usd=1))
+    assert Run().budget_microusd(task) == 1_000_000
+    assert allowed("batch", "20", "$2.50", "much", "nan", "-1").budget_microusd(task) == 2_500_000
+    assert allowed("run", "20").budget_microusd(task) == 1_000_000
+    assert Run().budget_microusd(task.model_copy(update={"budget": None})) is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e30", "much", "1 000", "0x10"])
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    """A bound that bounds nothing would be worse than none."""
+    assert budget_microusd(text) is None
+
+
 # --- exit codes ---
 
 
@@ -296,6 +319,14 @@ def test_one_failed_run_is_4_and_all_of_several_is_5(failed: Run) -> None:
     assert exit_code([failed]) == ExitCode.SOME_FAILED
     assert exit_code([failed, OK[0]]) == ExitCode.SOME_FAILED
     assert exit_code([failed, failed]) == ExitCode.ALL_FAILED
+
+
+@pytest.mark.parametrize("reason", ["batch_budget", "day_budget"])
+def test_what_a_budget_stopped_or_holds_up_is_6(reason: str) -> None:
+    """A script that reads 6 raises a budget; one that reads 4 looks for what went wrong."""
+    stopped = Sealed(outcome="failed", failure=Failure(cls="limit", reason=reason))
+    assert exit_code([fold(chained([stopped])), FAILED[0]]) == ExitCode.BUDGET
+    assert exit_code([waiting("budget"), ASKING]) == ExitCode.BUDGET
 
 
 @pytest.mark.parametrize("run", OK, ids=lambda run: run.sealed.outcome if run.sealed else "waiting")

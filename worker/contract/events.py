@@ -38,7 +38,7 @@ REASONS: dict[str, frozenset[str]] = {
 OutcomeName = Literal["changed", "no_change", "failed", "cancelled", "skipped", "reused"]
 VerdictName = Literal["verified", "unverified", "still_failing", "broke", "flaky"]
 DecisionName = Literal["approved", "denied", "answered", "cancelled", "expired"]
-MessageKind = Literal["message", "cancel", "pause", "unpause", "closed"]
+MessageKind = Literal["message", "cancel", "pause", "unpause", "closed", "budget"]
 ObservationStatus = Literal["ok", "error", "timeout", "oom", "denied", "interrupted"]
 
 
@@ -213,7 +213,7 @@ class Decided(Frozen):
 
 class Steered(Frozen):
     """A message of the run's inbox or its batch's control (scope) was read. n: its number there. Only a `message`
-    reaches the model."""
+    reaches the model. The text of a `budget` is what the whole batch may spend from now on, in dollars."""
 
     type: Literal["steered"] = "steered"
     scope: Literal["run", "batch"] = "run"

@@ -35,13 +35,15 @@ from worker.contract.events import (
     Verdict,
     Yielded,
 )
-from worker.contract.task import Frozen
+from worker.contract.task import Frozen, Task, budget_microusd
 
 Status = Literal["queued", "running", "waiting", "sealed"]
 Turn = Literal["prepare", "model", "calls", "verdict", "seal", "none"]
 """Whose move is next: prepare the environment, ask the model, run pending calls, measure, seal, nothing."""
 
 FAILED_VERDICTS = ("still_failing", "broke")
+BUDGETS = ("batch_budget", "day_budget")
+"""Reasons of class `limit` that are not the run's own."""
 
 
 class Run(Frozen):
@@ -56,6 +58,7 @@ class Run(Frozen):
     called: id of the outside call that was begun and has no result yet, "" for none.
     working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
     and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
+    batch_budget_microusd: what a person last allowed the batch, None for what its task says.
     unheard: a message was read after the model had finished, and the model had no turn since.
 
     A fork carries on its parent's counts: steps, tokens and cost are the conversation's. inherited_steps,
@@ -107,6 +110,7 @@ class Run(Frozen):
     control_seen: int = 0
     paused_by: str = ""
     batch_paused_by: str = ""
+    batch_budget_microusd: int | None = None
     unheard: bool = False
     asked: Asked | None = None
     finished: Finished | None = None
@@ -135,6 +139,12 @@ class Run(Frozen):
     def spent_microusd(self) -> int:
         """What this run itself cost: a fork's parent paid for what was copied."""
         return self.cost_microusd - self.inherited_cost_microusd
+
+    def budget_microusd(self, task: Task) -> int | None:
+        """What the run's batch may spend, as far as the run has read; None for no bound."""
+        if self.batch_budget_microusd is not None:
+            return self.batch_budget_microusd
+        return None if task.budget is None else task.budget.microusd
 
     def after(self, record: Record, line_hash: str) -> Run:
         """The run after one more record. line_hash: SHA-256 of that record's line."""
@@ -259,6 +269,8 @@ class Run(Frozen):
             run = run._with(inbox_seen=max(run.inbox_seen, event.n + 1), unheard=unheard)
             return run._with(paused_by=switched.get(event.kind, run.paused_by))
         run = run._with(control_seen=max(run.control_seen, event.n + 1))
+        if event.kind == "budget" and (allowed := budget_microusd(event.text)) is not None:
+            return run._with(batch_budget_microusd=allowed)
         return run._with(batch_paused_by=switched.get(event.kind, run.batch_paused_by))
 
     def _observed(self, event: Observed) -> Run:
@@ -298,7 +310,8 @@ def fold(records: Iterable[tuple[Record, str]], start: Run | None = None) -> Run
 def exit_code(runs: Iterable[Run]) -> ExitCode:
     """The exit code of a set of sealed or waiting runs, by the plan's precedence 8, 7, 6, 9, 5, 4, 0.
 
-    Skipped by budget or breaker: 6 or 7. Waiting for a person: 9. One run that failed: 4, never 5.
+    Skipped, stopped or waiting for a budget of the batch or the day: 6. Skipped by breaker: 7. Waiting for a person:
+    9. One run that failed: 4, never 5.
     """
     found: set[ExitCode] = set()
     failed = total = 0
@@ -306,8 +319,11 @@ def exit_code(runs: Iterable[Run]) -> ExitCode:
         total += 1
         sealed = run.sealed
         if sealed is None:
-            if run.waiting is not None and run.waiting.waiting in ("approval", "question"):
+            waits = run.waiting.waiting if run.waiting is not None else ""
+            if waits in ("approval", "question"):
                 found.add(ExitCode.PERSON_NEEDED)
+            elif waits == "budget":
+                found.add(ExitCode.BUDGET)
             continue
         if sealed.outcome == "cancelled":
             found.add(ExitCode.CANCELLED)
@@ -315,6 +331,8 @@ def exit_code(runs: Iterable[Run]) -> ExitCode:
             found.add(ExitCode.BUDGET if sealed.detail == "budget" else ExitCode.BREAKER)
         elif sealed.outcome == "failed" or sealed.verdict in FAILED_VERDICTS:
             failed += 1
+            if sealed.failure is not None and sealed.failure.cls == "limit" and sealed.failure.reason in BUDGETS:
+                found.add(ExitCode.BUDGET)
     if failed:
         found.add(ExitCode.ALL_FAILED if failed == total and total > 1 else ExitCode.SOME_FAILED)
     order = (

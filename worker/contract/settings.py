@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.contract.task import Limits
+from worker.contract.task import USD_MAX, Limits
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -34,6 +34,8 @@ class Settings(BaseSettings):
     tools: a YAML list of tools that every task submitted here brings, as `tools` of a manifest does (OwnTool).
     before_call: `command:/path/to/program` or `python:module:function`, asked before each call
     (worker/before_call.py).
+    day_budget_usd: what all runs of the deployment may spend on models in one day (UTC); None for no bound.
+    prices: a file of prices that go before the table we bring (worker/models/prices.py).
     """
 
     model_config = SettingsConfigDict(
@@ -62,6 +64,8 @@ class Settings(BaseSettings):
     model_programs: dict[ProgramName, str] = {}
     openai_base_url: str | None = None
     anthropic_base_url: str | None = None
+    prices: Path | None = None
+    day_budget_usd: Annotated[float, Field(ge=1e-6, le=USD_MAX)] | None = None
 
     worker_slots: Count = 4
     lease_ttl_s: Seconds = 45

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 TASK_VERSION: Final = 2
-"""2 added `tools` and `fallbacks`; a task without either is still written as 1."""
+"""2 added `tools`, `fallbacks` and `budget`; a task without any is still written as 1."""
 
 TOOL_NAMES: Final = frozenset(
     {
@@ -218,6 +218,29 @@ class PolicyRule(Frozen):
 
 OnAsk = Literal["park", "deny", "fail"]
 
+USD_MAX: Final = 1e9
+"""Of a budget: its micro-dollars are exact wherever they are counted (below 2 to the power of 53)."""
+
+
+class Budget(Frozen):
+    """What all runs of a batch may spend together. on_limit: where it is used up, runs wait until somebody raises it
+    (pause), or end with what they have (stop)."""
+
+    usd: Annotated[float, Field(ge=1e-6, le=USD_MAX)]
+    on_limit: Literal["pause", "stop"] = "pause"
+
+    @property
+    def microusd(self) -> int:
+        return round(self.usd * 1e6)
+
+
+def budget_microusd(text: str) -> int | None:
+    """A budget as a person writes it, `20` or `$0.50`, in micro-dollars; None for what is none."""
+    try:
+        return Budget(usd=float(text.strip().removeprefix("$"))).microusd
+    except ValueError:
+        return None
+
 
 class Task(Frozen):
     """What is asked of one repository.
@@ -228,6 +251,7 @@ class Task(Frozen):
     that the model is not offered. fork: where it begins, None for the start commit. policy: rules over calls, the
     first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
     tools: the task's own, beside ours. fallbacks: models that answer where the first cannot be had, in this order.
+    budget: of the whole batch, the same in each of its tasks; None for no bound.
     """
 
     v: Literal[1, 2] = 1
@@ -250,6 +274,7 @@ class Task(Frozen):
     on_ask: OnAsk = "park"
     tools: OwnTools = later(())
     fallbacks: tuple[str, ...] = later(())
+    budget: Budget | None = later(None)
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:

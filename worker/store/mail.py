@@ -41,13 +41,16 @@ class Mail:
         return run.paused_by or run.batch_paused_by
 
     @property
-    def blocks(self) -> Literal["", "person", "paused"]:
-        """Why no attempt may begin now: a person paused the run, or one must answer first. A run whose attempt died
-        is never blocked: the next one records why it stops."""
+    def blocks(self) -> Literal["", "person", "paused", "budget"]:
+        """Why no attempt may begin now: a person paused the run, one must answer first, or its batch's budget is used
+        up and nobody has changed it. A run whose attempt died is never blocked: the next one records why it stops."""
         if self.run.status == "running":
             return ""
         if self.paused_by:
             return "paused"
+        waiting = self.run.waiting
+        if waiting is not None and waiting.waiting == "budget" and waiting.until is None:
+            return "" if any(message.kind == "budget" for message in self.control) else "budget"
         return "person" if self.run.asked is not None and self.decision is None else ""
 
     def steered(self) -> list[Steered]:
