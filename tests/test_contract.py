@@ -126,6 +126,14 @@ def test_a_line_that_was_not_written_so_is_refused(change: bytes) -> None:
         Record.parse(line.replace(b'{"at":', b'{"at":' + change if change == b" " else b'{"ax":', 1))
 
 
+@pytest.mark.parametrize("moment", ["2026-11-30T02:00:00.000", "tomorrow", ""])
+def test_a_moment_without_a_zone_is_no_moment(moment: str) -> None:
+    """What is reckoned with names its zone, so that a journal somebody made by hand is damaged, not a crash later."""
+    for stored in (lambda: Parked(waiting="provider", until=moment), lambda: Yielded(why="infra", not_before=moment)):
+        with pytest.raises(ValidationError):
+            stored()
+
+
 @pytest.mark.parametrize(("cls", "reason"), [("limit", "loop"), ("agent", "steps"), ("infra", "")])
 def test_the_reasons_are_a_closed_set(cls: str, reason: str) -> None:
     """A reason belongs to its class."""

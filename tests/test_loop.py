@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from transcripts import MemoryHost, body, shell, task
+from transcripts import MemoryHost, body, in_s, shell, task
 
 from worker import meter
 from worker.contract.cancel import Cancel
@@ -719,19 +719,19 @@ def test_what_a_provider_means_for_the_run(fault: Exception, tries: int, said: s
 
 
 @pytest.mark.parametrize(
-    ("fault", "tries", "until"),
+    ("fault", "tries", "pause_s"),
     [
-        (ProviderFault("connection", "refused", retryable=True), 4, "in 60 s"),
-        (ProviderFault("unavailable", "overloaded", retryable=True), 4, "in 60 s"),
-        (ProviderFault("unavailable", "quota", retryable=True, retry_after_s=7200), 1, "in 7200 s"),
+        (ProviderFault("connection", "refused", retryable=True), 4, 60),
+        (ProviderFault("unavailable", "overloaded", retryable=True), 4, 60),
+        (ProviderFault("unavailable", "quota", retryable=True, retry_after_s=7200), 1, 7200),
     ],
 )
-def test_a_longer_trouble_of_the_provider_parks_the_run(fault: Exception, tries: int, until: str) -> None:
+def test_a_longer_trouble_of_the_provider_parks_the_run(fault: Exception, tries: int, pause_s: float) -> None:
     """T09, T10: no worker waits for it, and nothing that was paid for is lost."""
     host = Told(task())
     model = Says(runs("ls"), fault)
     parked = work(host, model, Toolset())
-    assert parked == Parked(waiting="provider", until=until, detail=str(fault))
+    assert parked == Parked(waiting="provider", until=in_s(pause_s), detail=str(fault))
     assert host.records()[-1].event == parked
     assert (host.run.status, host.run.steps, host.ran) == ("waiting", 1, ["ls"])
     assert len(model.asked) == 1 + tries
@@ -745,7 +745,7 @@ def test_a_provider_that_is_away_all_night_ends_the_run() -> None:
     model = Says(ProviderFault("unavailable", "down", retryable=True))
     ends = [work(host, model, Toolset()) for _ in range(meter.PROVIDER_PARKS_MAX + 1)]
     assert [end.until for end in ends[:5] if isinstance(end, Parked)] == [
-        f"in {n} s" for n in (60, 300, 900, 1800, 1800)
+        in_s(pause_s) for pause_s in (60, 300, 900, 1800, 1800)
     ]
     assert failure(ends[-1]) == "provider/unavailable"
 

@@ -128,6 +128,11 @@ class Patience(Cancel):
         return self.is_set()
 
 
+def in_s(pause_s: float) -> str:
+    """When a pause ends for a host whose clock does not go on."""
+    return (datetime(2026, 11, 30, tzinfo=UTC) + timedelta(seconds=pause_s)).isoformat()
+
+
 class MemoryHost(Transcript):
     """A Host whose calls are answered by a function of the command: (exit code, output, tree).
 
@@ -166,7 +171,7 @@ class MemoryHost(Transcript):
         return parked
 
     def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
-        parked = Parked(waiting="provider", until=f"in {pause_s:g} s", detail=detail)
+        parked = Parked(waiting="provider", until=in_s(pause_s), detail=detail)
         self.commit(parked)
         return parked
 
@@ -174,13 +179,13 @@ class MemoryHost(Transcript):
         self.settle()
         super().commit(*events)
 
-    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> Stopped | None:
         self.settle()
         command = getattr(arguments, "command", tool.name)
         self.ran.append(command)
         code, output, tree = self.shell(command)
         if self.cancel.is_set():
-            return False
+            return Stopped(self.cancel.reason)
         seen = Observation(
             call_id=call.id, tool=call.name, status="ok" if code == 0 else "error", exit_code=code, output=output
         )
@@ -189,7 +194,7 @@ class MemoryHost(Transcript):
         self._shown = self.run, Observed(observation=seen, snapshot=snapshot)
         self.run = self.run.after(record, "")
         self._records.append(record)
-        return True
+        return None
 
     def settle(self) -> bool:
         if self._shown is None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from worker.contract.reply import Reply as Reply
 from worker.contract.reply import ToolCall as ToolCall
@@ -23,6 +24,16 @@ JOURNAL_VERSION: Final = 2
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, 64 lower-case hex digits."""
+
+
+def _with_zone(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text} names no time zone")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_with_zone)]
+"""ISO 8601 with its zone, as ours is UTC with milliseconds: what is reckoned with can be compared."""
 
 FailureClass = Literal["limit", "agent", "refused", "provider", "env", "infra"]
 REASONS: dict[str, frozenset[str]] = {
@@ -227,7 +238,7 @@ class Steered(Frozen):
 class Parked(Frozen):
     type: Literal["parked"] = "parked"
     waiting: Literal["approval", "question", "window", "provider", "budget", "paused"]
-    until: str | None = None
+    until: Moment | None = None
     detail: str = ""
 
 
@@ -237,7 +248,7 @@ class Yielded(Frozen):
     type: Literal["yielded"] = "yielded"
     why: Literal["drain", "infra", "lost"]
     failure: Failure | None = None
-    not_before: str | None = None
+    not_before: Moment | None = None
 
 
 class Unrecorded(Frozen):
@@ -337,7 +348,7 @@ class Record(Frozen):
     v: Literal[1, 2] = JOURNAL_VERSION
     run: str
     seq: int
-    at: str
+    at: Moment
     attempt: int | None = None
     nonce: str
     prev: Digest
