@@ -61,7 +61,7 @@ def freeze(
     for target, (repo, entry) in zip(_target_ids(repos), zip(repos, frozen, strict=True), strict=True):
         tasks.append(
             Task(
-                v=2 if manifest.tools or manifest.task.fallbacks else 1,
+                v=2 if manifest.tools or manifest.task.fallbacks or manifest.budget else 1,
                 run=run_id(name, repo, target),
                 batch=name,
                 target=target,
@@ -78,6 +78,7 @@ def freeze(
                 on_ask=manifest.on_ask,
                 tools=manifest.tools,
                 fallbacks=manifest.task.fallbacks,
+                budget=manifest.budget,
             )
         )
     return Batch(name, text.encode(), targets_json(name, tasks, text.encode()), tuple(tasks))

@@ -17,7 +17,19 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.places import Document, Problem, read
-from worker.contract.task import Check, Environment, Frozen, Limits, OnAsk, OwnTool, OwnTools, PolicyRule, Repo, later
+from worker.contract.task import (
+    Budget,
+    Check,
+    Environment,
+    Frozen,
+    Limits,
+    OnAsk,
+    OwnTool,
+    OwnTools,
+    PolicyRule,
+    Repo,
+    later,
+)
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
@@ -94,7 +106,8 @@ class Work(Frozen):
 
 
 class Manifest(Frozen):
-    """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`."""
+    """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`,
+    and all of it together by `budget`."""
 
     version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
@@ -106,6 +119,7 @@ class Manifest(Frozen):
     policy: tuple[PolicyRule, ...] = ()
     on_ask: OnAsk = "park"
     tools: OwnTools = later(())
+    budget: Budget | None = later(None)
 
     @field_validator("checks")
     @classmethod
@@ -262,7 +276,7 @@ def _problem(document: Document, details: Mapping[str, Any], known: type[Frozen]
         return document.problem(path, _message(details))
     parts: dict[str | int, type[Frozen]] = {
         "targets": Target, "task": Work, "environment": Environment, "checks": Check, "limits": Limits,
-        "policy": PolicyRule, "tools": OwnTool,
+        "policy": PolicyRule, "tools": OwnTool, "budget": Budget,
     }  # fmt: skip
     keys = list((known or (parts[path[0]] if len(path) > 1 else Manifest)).model_fields)
     near = difflib.get_close_matches(str(path[-1]), keys, n=1)

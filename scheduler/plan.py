@@ -27,9 +27,17 @@ LOST_AFTER_BARREN_CLAIMS: Final = 3
 
 
 @dataclass(frozen=True)
+class Held:
+    """A budget is used up. on_limit: what becomes of a run that nobody began. until: when a day has another one."""
+
+    on_limit: Literal["pause", "stop"] = "pause"
+    until: datetime | None = None
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits for it. blocked:
-    what it waits for that no time ends (see Mail.blocks).
+    what it waits for that no time ends (see Mail.blocks). held: nobody began it, and no money is left for it.
 
     since: UTC ISO time of submit, the order within a lane. rung_age_s: age of a doorbell that nobody answered yet,
     seconds, None when there is none.
@@ -42,6 +50,7 @@ class Seen:
     leased: bool = False
     cancelled: bool = False
     blocked: Literal["", "person", "paused", "budget"] = ""
+    held: Held | None = None
     barren_claims: int = 0
     not_before: datetime | None = None
     rung_age_s: float | None = None
@@ -69,8 +78,8 @@ class Ring:
 @dataclass(frozen=True)
 class Wait:
     """Nothing to do now, and why: an attempt is alive, a doorbell is not answered yet, its time has not come, no
-    slot is free, Redis was wiped a moment ago, a person must answer, a person paused it, or its
-    batch's budget is used up."""
+    slot is free, Redis was wiped a moment ago, a person must answer, a person paused it, or a
+    budget is used up."""
 
     run: str
     why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused", "budget"]
@@ -141,10 +150,14 @@ def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
     if run.orphan and run.barren_claims >= LOST_AFTER_BARREN_CLAIMS:
         detail = f"{run.barren_claims} attempts in a row ended without a step"
         return Close(run.id, "failed", Failure(cls="infra", reason="worker_lost", detail=detail))
+    if run.held is not None and run.held.on_limit == "stop":
+        return Close(run.id, "skipped", detail="budget")
     if run.blocked:
         return Wait(run.id, run.blocked)
     if run.not_before is not None and now < run.not_before:
         return Wait(run.id, "not_before", run.not_before)
+    if run.held is not None:
+        return Wait(run.id, "budget", run.held.until)
     if run.rung_age_s is not None:
         return Wait(run.id, "doorbell")
     return None

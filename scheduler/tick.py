@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 
 import structlog
 
+from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
 from scheduler.plan import USUAL_CLAIM_S, Close, Pool, Ring, Seen, Slots, plan
 from scheduler.post import Post
@@ -23,6 +24,7 @@ from scheduler.seal import BY, seal
 from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
 from worker.contract.run import Run
 from worker.contract.settings import Settings
+from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.damage import end_damaged
@@ -41,8 +43,7 @@ log = structlog.get_logger()
 class _Open:
     """What is cached of one open run. looked: what Redis said of it when `run` was folded."""
 
-    batch: str
-    lane: Literal["interactive", "batch"]
+    task: Task
     run: Run
     looked: tuple[bool, bool] = (False, False)
     rung: tuple[datetime, int] | None = None
@@ -96,9 +97,10 @@ class Scheduler:
         if self._hints.epoch() != self._epoch:
             return  # wiped while it was read: that it knew of no lease proves nothing
         self._read_mail(now, leased)
+        gate = Gate(self._hints, self._settings.day_budget_usd, now)
         decisions = plan(
             now,
-            [self._seen(name, cached, now, leased, outstanding) for name, cached in self._open.items()],
+            [self._seen(name, cached, now, leased, outstanding, gate) for name, cached in self._open.items()],
             self._slots(),
             settling=now < self._settled_at,
         )
@@ -161,7 +163,7 @@ class Scheduler:
                 if run.last_seq < 0:
                     journal.submit(task, by="scheduler", at=self._stamp())
                     run = journal.load()
-                return _Open(task.batch, task.lane, run)
+                return _Open(task, run)
             except StoreFault:
                 raise
             except Fault as fault:
@@ -201,23 +203,26 @@ class Scheduler:
 
     def _read_mail(self, now: datetime, leased: set[str]) -> None:
         """Take in what people sent to runs that no attempt listens for, and to batches."""
-        batches = {cached.batch for cached in self._open.values()}
+        batches = {cached.task.batch for cached in self._open.values()}
         names = [*(f"run:{name}" for name in self._open), *(f"batch:{batch}" for batch in batches)]
-        alone = [(cached.run, cached.batch) for name, cached in self._open.items() if name not in leased]
+        alone = [(cached.run, cached.task.batch) for name, cached in self._open.items() if name not in leased]
         for name, fault in self._post.read(now, alone, batches, self._hints.poked(names)):
             self._set_aside(name, fault)
 
-    def _seen(self, name: str, cached: _Open, now: datetime, leased: set[str], outstanding: set[str]) -> Seen:
+    def _seen(
+        self, name: str, cached: _Open, now: datetime, leased: set[str], outstanding: set[str], gate: Gate
+    ) -> Seen:
         run = cached.run
-        mail = self._post.mail(run, cached.batch)
+        mail = self._post.mail(run, cached.task.batch)
         return Seen(
             id=name,
             status=run.status,
             since=run.submitted_at,
-            lane=cached.lane,
+            lane=cached.task.lane,
             leased=name in leased,
             cancelled=mail.cancel is not None,
             blocked=mail.blocks,
+            held=gate.held(cached.task, mail),
             barren_claims=run.barren_claims,
             not_before=None if run.not_before is None else datetime.fromisoformat(run.not_before),
             rung_age_s=_rung_age_s(cached, now, name in outstanding),

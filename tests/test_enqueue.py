@@ -9,7 +9,7 @@ import pytest
 from scheduler.enqueue import Batch, freeze, runs_of, submit
 from scheduler.manifest import parse
 from worker.contract.errors import ConflictFault
-from worker.contract.task import Limits, Repo
+from worker.contract.task import Budget, Limits, Repo
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.journal import Journal
@@ -54,6 +54,13 @@ def test_a_repeated_submit_completes_what_is_missing(archive: Archive) -> None:
     assert submit(made, archive, by="me", at=AT) == 1
 
 
+def test_every_run_of_a_batch_carries_its_budget() -> None:
+    """A worker reads it in the task, which an earlier version of ours does not take."""
+    tasks = batch(TEXT + "budget: {usd: 20, on_limit: stop}\n").tasks
+    assert [(task.v, task.budget) for task in tasks] == [(2, Budget(usd=20, on_limit="stop"))] * 2
+    assert (batch().tasks[0].v, batch().tasks[0].budget) == (1, None)
+
+
 def test_targets_under_one_label_are_told_apart() -> None:
     """Two targets of the same repository are two runs, with readable ids that hold nothing but a-z, 0-9 and -."""
     first, second = batch().tasks
@@ -70,10 +77,11 @@ def test_targets_under_one_label_are_told_apart() -> None:
         batch(url="https://git.example.org/b"),
         batch(TEXT.replace("[fix]", "[fix, more]")),
         batch(TEXT + "limits: {steps: 3}\n"),
+        batch(TEXT + "budget: {usd: 3}\n"),
     ],
 )
 def test_anything_asked_otherwise_is_another_batch(other: Batch) -> None:
-    """Key, repository, task and limits are part of the digest."""
+    """Key, repository, task, limits and budget are part of the digest."""
     assert other.id != batch().id
     assert not {task.run for task in other.tasks} & {task.run for task in batch().tasks}
 

@@ -35,7 +35,7 @@ from worker.contract.events import (
     Verdict,
     Yielded,
 )
-from worker.contract.task import Frozen, Task, budget_microusd
+from worker.contract.task import Frozen, Task, budget_microusd, usd_text
 
 Status = Literal["queued", "running", "waiting", "sealed"]
 Turn = Literal["prepare", "model", "calls", "verdict", "seal", "none"]
@@ -130,7 +130,7 @@ class Run(Frozen):
     @property
     def cost_text(self) -> str:
         """What the run itself spent: `$0.12`, `at least $0.12` when a reply had no price, `unknown` when none had."""
-        amount = f"${self.spent_microusd / 1e6:.{4 if 0 < self.spent_microusd < 10_000 else 2}f}"
+        amount = usd_text(self.spent_microusd)
         if self.cost_known:
             return amount
         return f"at least {amount}" if self.spent_microusd else "unknown"

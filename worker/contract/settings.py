@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     openai_base_url: str | None = None
     anthropic_base_url: str | None = None
     prices: Path | None = None
-    day_budget_usd: Annotated[float, Field(ge=1e-6, le=USD_MAX)] | None = None
+    day_budget_usd: Annotated[float, Field(gt=0, le=USD_MAX)] | None = None
 
     worker_slots: Count = 4
     lease_ttl_s: Seconds = 45

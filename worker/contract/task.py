@@ -216,6 +216,11 @@ class PolicyRule(Frozen):
         return pattern
 
 
+def usd_text(microusd: int) -> str:
+    """`$0.12`; below a cent `$0.0012`."""
+    return f"${microusd / 1e6:.{4 if 0 < microusd < 10_000 else 2}f}"
+
+
 OnAsk = Literal["park", "deny", "fail"]
 
 USD_MAX: Final = 1e9
@@ -226,12 +231,12 @@ class Budget(Frozen):
     """What all runs of a batch may spend together. on_limit: where it is used up, runs wait until somebody raises it
     (pause), or end with what they have (stop)."""
 
-    usd: Annotated[float, Field(ge=1e-6, le=USD_MAX)]
+    usd: Annotated[float, Field(gt=0, le=USD_MAX)]
     on_limit: Literal["pause", "stop"] = "pause"
 
     @property
     def microusd(self) -> int:
-        return round(self.usd * 1e6)
+        return max(1, round(self.usd * 1e6))
 
 
 def budget_microusd(text: str) -> int | None:

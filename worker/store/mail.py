@@ -10,6 +10,7 @@ from typing import Literal
 
 from worker.contract.events import Steered
 from worker.contract.run import Run
+from worker.contract.task import Task
 from worker.store.archive import Archive
 from worker.store.decisions import Decision, read_decision
 from worker.store.inbox import Control, Inbox, Message
@@ -52,6 +53,10 @@ class Mail:
         if waiting is not None and waiting.waiting == "budget" and waiting.until is None:
             return "" if any(message.kind == "budget" for message in self.control) else "budget"
         return "person" if self.run.asked is not None and self.decision is None else ""
+
+    def budget_microusd(self, task: Task) -> int | None:
+        """What the batch may spend when all of this is read; None for no bound."""
+        return self._read().budget_microusd(task)
 
     def steered(self) -> list[Steered]:
         """The events that record it as read, in the order of each folder."""
