@@ -42,6 +42,7 @@ from worker.contract.events import (
 from worker.contract.redact import Redactor
 from worker.contract.settings import Settings
 from worker.contract.task import Limits, PolicyRule
+from worker.host import Stopped
 from worker.hosting import AttemptHost
 from worker.janitor import sweep
 from worker.lease import Lease
@@ -298,7 +299,7 @@ def test_a_call_begins_when_the_spool_has_room(place: Place) -> None:
     with place.host() as host, place.station.spool.hold(2**30):
         host.cancel.set("cancel")
         call = ToolCall(id="call_1_1", name="fetch", arguments="{}")
-        assert not host.observe(call, Fetches(), None)
+        assert host.observe(call, Fetches(), None) == Stopped("cancel")
     assert place.events(Called, Observed) == []
 
 
@@ -328,7 +329,7 @@ def test_an_outside_call_is_recorded_before_it_starts(place: Place) -> None:
             return run(command, cancel=cancel)
 
         host._workspace.run = noted  # type: ignore[method-assign]
-        assert host.observe(call, Fetches(), None)
+        assert host.observe(call, Fetches(), None) is None
         assert host.settle()
         assert host.run.called == ""
     assert seen == ["call_1_1"]

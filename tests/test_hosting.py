@@ -92,7 +92,7 @@ def real(host: AttemptHost) -> DockerWorkspace:
 def observe(host: AttemptHost, call: ToolCall) -> bool:
     parsed = Toolset().parse(call)
     assert not isinstance(parsed, str)
-    return host.observe(call, *parsed)
+    return host.observe(call, *parsed) is None
 
 
 def last(host: AttemptHost) -> Observed:

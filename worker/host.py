@@ -74,9 +74,9 @@ class Host(Protocol):
         """Commit that the run waits for its provider for so long, and why."""
         ...
 
-    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
-        """Run the call and show what came of it; the snapshot and the commit follow in the background. False when
-        Cancel was thrown and the call is undone.
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> Parked | Stopped | None:
+        """Run the call and show what came of it; the snapshot and the commit follow in the background. Stopped when
+        Cancel was thrown and the call is undone, Parked (committed) when it waits and will be run again.
 
         Whatever a command does wrong is an observation. EngineFault and StoreFault as they come. The host bounds
         a call's time by the working time that is left.

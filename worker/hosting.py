@@ -121,15 +121,15 @@ class AttemptHost:
     def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
         return self._mailbox.wait_for_provider(pause_s, detail)
 
-    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> Parked | Stopped | None:
         self.settle()
         work = tool.command(arguments, self._context())
         if isinstance(work, Answer):
             answered = Observed(observation=observe.answered(call, work), plan=work.plan)
             self._ledger.commit_later(answered, lambda: answered, self._thread)
-            return True
+            return None
         if not self._ledger.has_room(self._task.limits.output_kept_bytes):
-            return False
+            return Stopped(self._cancel.reason)
         self._ledger.check()
         if any(command.outside for command in work):  # no rollback undoes it: whoever comes later must know
             self._ledger.commit(Called(call_id=call.id))
@@ -139,7 +139,7 @@ class AttemptHost:
                 results.append(self._workspace.run(self._bounded(command), cancel=self._cancel))
                 files.callback(results[-1].output.path.unlink, missing_ok=True)
                 if results[-1].cancelled:
-                    return False
+                    return Stopped(self._cancel.reason)
             joint = results[0].output.path.with_suffix(".joint")
             files.callback(joint.unlink, missing_ok=True)
             output = observe.joined(work, results, joint)
@@ -151,7 +151,7 @@ class AttemptHost:
             writes = any(command.writes for command in work)
             finish = partial(self._finished, self.run, observation, output.path, files.pop_all(), writes=writes)
         self._ledger.commit_later(Observed(observation=observation), finish, self._thread)
-        return True
+        return None
 
     def settle(self) -> bool:
         return self._ledger.settle()

@@ -124,7 +124,7 @@ def _act(host: Host, tools: Tools, call: ToolCall, phase: str) -> Finished | Par
     told = _told(call, "ok" if ruling.action == "answer" else "denied", ruling.reason)
     match ruling.action:
         case "allow":
-            return None if host.observe(call, *parsed) else Stopped(host.cancel.reason)
+            return host.observe(call, *parsed)
         case "ask":
             host.settle()  # the question is bound to the workspace as it was committed
             return host.ask(policy.question(call, ruling, host.run))

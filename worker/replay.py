@@ -39,6 +39,7 @@ from worker.contract.run import fold
 from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.environments import recorded, restore_chain
+from worker.host import Stopped
 from worker.hosting import AttemptHost
 from worker.ledger import Ledger
 from worker.mailbox import Mailbox
@@ -118,31 +119,31 @@ class ReplayHost(AttemptHost):
         self.inbox()
         return Parked(waiting=asked.kind, detail=asked.question)
 
-    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> bool:
+    def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> Parked | Stopped | None:
         work = tool.command(arguments, self._context())
         if not isinstance(work, Answer) and any(command.outside for command in work):
             return self._taken(call)
-        if not super().observe(call, tool, arguments):
-            return False
+        if (ended := super().observe(call, tool, arguments)) is not None:
+            return ended
         self.settle()
         self.calls += 1
         self._say(f"step {self.run.steps}: {call.name}")
         self.recording.met(self.records()[-1].event)
-        return True
+        return None
 
-    def _taken(self, call: ToolCall) -> bool:
+    def _taken(self, call: ToolCall) -> Stopped | None:
         """A call that reached outside: its result and what it left in the workspace are the recorded ones."""
         self.commit(Called(call_id=call.id))
         seen = self.recording.next
         if not isinstance(seen, Observed):
             self.cancel.set("the record ends here")
-            return False
+            return Stopped(self.cancel.reason)
         self.outside += 1
         then = self.recording.met(seen)
         self._workspace.restore(restore_chain(self._station.archive, self._prepared, then))
         snapshot, _ = self._saved(0, full=True)
         super().commit(seen.model_copy(update={"snapshot": snapshot}))
-        return True
+        return None
 
 
 @dataclass(frozen=True)
