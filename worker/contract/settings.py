@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.contract.task import USD_MAX, Limits
+from worker.contract.task import USD_MAX, Frozen, Limits
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -18,6 +18,20 @@ ProgramName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 def _state_dir() -> Path:
     return Path.home() / ".local" / "share" / "dawnfleet"
+
+
+class Rate(Frozen):
+    """What all workers together may ask of a provider's account in a minute; None for no bound. tokens_per_min: in
+    and out."""
+
+    requests_per_min: Count | None = None
+    tokens_per_min: Count | None = None
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Rate:
+        if self.requests_per_min is None and self.tokens_per_min is None:
+            raise ValueError("give requests_per_min, tokens_per_min or both")
+        return self
 
 
 class Settings(BaseSettings):
@@ -31,6 +45,8 @@ class Settings(BaseSettings):
     hosts that lack them. Uncompressed: 254 MB for `python`, 408 MB for `node`, and as much again for each `setup`.
     model_programs: what a task may name as `command:NAME`, each with its command line: JSON, or one
     `DAWN_MODEL_PROGRAMS__NAME` each (worker/models/program.py).
+    rates: how fast each account may be asked, by provider (`anthropic`, `openai`) or by the name of a model program or
+    entry point: `DAWN_RATES__OPENAI__REQUESTS_PER_MIN=60`, `DAWN_RATES__OPENAI__TOKENS_PER_MIN=100000`.
     tools: a YAML list of tools that every task submitted here brings, as `tools` of a manifest does (OwnTool).
     before_call: `command:/path/to/program` or `python:module:function`, asked before each call
     (worker/before_call.py).
@@ -62,6 +78,7 @@ class Settings(BaseSettings):
 
     tools: Path | None = None
     model_programs: dict[ProgramName, str] = {}
+    rates: dict[ProgramName, Rate] = {}
     openai_base_url: str | None = None
     anthropic_base_url: str | None = None
     prices: Path | None = None
