@@ -45,8 +45,8 @@ class Settings(BaseSettings):
     hosts that lack them. Uncompressed: 254 MB for `python`, 408 MB for `node`, and as much again for each `setup`.
     model_programs: what a task may name as `command:NAME`, each with its command line: JSON, or one
     `DAWN_MODEL_PROGRAMS__NAME` each (worker/models/program.py).
-    rates: how fast each account may be asked, by provider (`anthropic`, `openai`) or by the name of a model program or
-    entry point: `DAWN_RATES__OPENAI__REQUESTS_PER_MIN=60`, `DAWN_RATES__OPENAI__TOKENS_PER_MIN=100000`.
+    rates: how fast each account may be asked, by provider (`anthropic`, `openai`) or by the name of a model program
+    or entry point: `DAWN_RATES__OPENAI__REQUESTS_PER_MIN=60`, `DAWN_RATES__OPENAI__TOKENS_PER_MIN=100000`.
     tools: a YAML list of tools that every task submitted here brings, as `tools` of a manifest does (OwnTool).
     before_call: `command:/path/to/program` or `python:module:function`, asked before each call
     (worker/before_call.py).
