@@ -9,6 +9,7 @@ from worker.contract.events import Event, Observation, Observed, Replied, Reply,
 from worker.contract.task import Task
 from worker.lost_reply import lost_reply
 from worker.meter import RESERVE_TOKENS
+from worker.models.prices import TABLE_ALONE
 from worker.tools.toolset import Toolset
 
 WORDS = "word " * 7_000
@@ -20,7 +21,7 @@ def asked(*events: Event, **changes: object) -> Unrecorded | None:
     journal = Transcript(changed)
     for event in events:
         journal.commit(event)
-    return lost_reply(changed, journal.run, journal.records(), Toolset().specs)
+    return lost_reply(changed, journal.run, journal.records(), Toolset().specs, TABLE_ALONE)
 
 
 def replied(step: int, phase: str, context_tokens: int = 0) -> Event:
@@ -65,10 +66,23 @@ def test_a_lost_summary_is_counted_like_any_reply() -> None:
     assert shown.full
     wanted = shown.summary(0)
     assert wanted is not None
-    lost = lost_reply(full, journal.run, journal.records(), Toolset().specs)
+    lost = lost_reply(full, journal.run, journal.records(), Toolset().specs, TABLE_ALONE)
     assert lost is not None
     asked_bytes = len(wanted.request.system) + sum(map(compaction.size_bytes, wanted.request.messages))
     assert lost.tokens - RESERVE_TOKENS >= asked_bytes / compaction.BYTES_PER_TOKEN
+
+
+def test_it_costs_what_the_dearest_answer_would() -> None:
+    """Of all models that may have been asked, with a request that the provider put into its cache."""
+    priced = {"model": "anthropic/claude-sonnet-4-5", "fallbacks": ("anthropic/claude-haiku-4-5",)}
+    lost = asked(replied(1, "model", 100_000), observed(1), **priced)
+    assert lost is not None
+    assert lost.cost_microusd is not None
+    put_into_the_cache, answered = 100_000 * 3.75, RESERVE_TOKENS * 15
+    assert 0 <= lost.cost_microusd - put_into_the_cache - answered < 1_000
+    unknown = asked(replied(1, "model", 100_000), observed(1), **priced | {"fallbacks": ("openai/acme-1",)})
+    assert unknown is not None
+    assert unknown.cost_microusd is None
 
 
 def test_nothing_is_counted_where_nobody_was_asked() -> None:

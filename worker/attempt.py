@@ -132,7 +132,8 @@ class _Attempt:
 
     def _stages(self, before: Run) -> str:
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
-        if (lost := lost_reply(self.task, before, self.ledger.records, self._tools().specs)) is not None:
+        lost = lost_reply(self.task, before, self.ledger.records, self._tools().specs, self.station.prices)
+        if lost is not None:
             self.ledger.commit(lost)
         if (ended := self.mailbox.take() or self.mailbox.decide()) is not None:
             return self.ending.left(ended)

@@ -11,27 +11,24 @@ from worker.contract.events import Record, Unrecorded, Usage
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.run import Run
 from worker.contract.task import Task
-from worker.models.prices import price
+from worker.models.prices import Prices
 from worker.models.protocol import ToolSpec
 
-PRICED = ("anthropic", "openai")
 
-
-def lost_reply(task: Task, before: Run, records: Sequence[Record], tools: tuple[ToolSpec, ...]) -> Unrecorded | None:
+def lost_reply(
+    task: Task, before: Run, records: Sequence[Record], tools: tuple[ToolSpec, ...], prices: Prices
+) -> Unrecorded | None:
     """The reply that may have been on its way when the attempt before died, None when none can have been.
 
     before: the run as that attempt left it; records: its journal. The request is rendered as the loop does, because a
     first one was never measured by a provider.
     """
-    names = [parse_model_name(name) for name in (task.model, *task.fallbacks)]
-    if names[0].provider not in ASKED or not _may_have_asked(task, before):
+    if parse_model_name(task.model).provider not in ASKED or not _may_have_asked(task, before):
         return None
     asked = context.Transcript(task, tools)
     asked.follow(records)
     usage = Usage(input_tokens=max(before.context_tokens, asked.tokens), output_tokens=meter.RESERVE_TOKENS)
-    costs = [price(name.name, usage, provider=name.provider)[0] for name in names if name.provider in PRICED]
-    known = [cost for cost in costs if cost is not None]
-    cost = max(known) if len(known) == len(names) else None
+    cost = prices.bound((task.model, *task.fallbacks), usage.input_tokens, usage.output_tokens)
     return Unrecorded(cost_microusd=cost, tokens=usage.total, detail="a reply may have been lost with its worker")
 
 

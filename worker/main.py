@@ -23,6 +23,7 @@ from worker.contract.redact import without_passwords
 from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.models.held import LOOK_S, Holds
+from worker.models.prices import Prices, open_prices
 from worker.models.processes import Programs
 from worker.models.protocol import Model
 from worker.spool import Spool
@@ -105,6 +106,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
 
     if settings.redis_url is None:
         raise UsageFault("a worker needs DAWN_REDIS_URL", hint="`dawn up` starts a Redis of its own and sets it")
+    prices = open_prices(settings)
     redactor = redactor_from_env(os.environ)
     configure_logs(mask=redactor.text)
     archive = open_archive(settings.archive_url, settings)
@@ -129,7 +131,8 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         redactor=redactor,
         secrets=secrets,
         spool=Spool(settings.spool_bytes),
-        open_model=lambda task: _open_model(task, settings, env, archive, programs, holds),
+        open_model=lambda task: _open_model(task, settings, env, archive, programs, holds, prices),
+        prices=prices,
         before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
         how_ended=Notes(settings.state_dir / "workers").how_ended,
     )
@@ -141,7 +144,13 @@ def archive_id(archive: Archive) -> str:
 
 
 def _open_model(
-    task: Task, settings: Settings, env: dict[str, str], archive: Archive, programs: Programs, holds: Holds
+    task: Task,
+    settings: Settings,
+    env: dict[str, str],
+    archive: Archive,
+    programs: Programs,
+    holds: Holds,
+    prices: Prices,
 ) -> Model:
     from worker.models.open import open_model
     from worker.store.journal import Journal
@@ -153,7 +162,9 @@ def _open_model(
             raise InvalidFault(str(fault)) from fault
         return [event.reply for event in events if isinstance(event, Replied) and event.phase == "model"]
 
-    return open_model(task, settings, secrets_env=env, recorded=recorded, programs=programs, holds=holds)
+    return open_model(
+        task, settings, secrets_env=env, recorded=recorded, programs=programs, holds=holds, prices=prices
+    )
 
 
 def solo_beside() -> AbstractContextManager[Callable[[int], None]]:

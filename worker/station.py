@@ -11,6 +11,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.redact import Redactor
 from worker.contract.settings import Settings
 from worker.contract.task import Task
+from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.protocol import Model
 from worker.sandbox.protocol import Sandbox
 from worker.spool import Spool
@@ -28,8 +29,8 @@ class Station:
     """name: of this worker, unique among the living. lane: what it serves. archive_id: label on its containers.
 
     secrets: NAME -> value, from DAWN_SECRET_*. open_model: makes the model of a task; raises InvalidFault or
-    ProviderFault. before_call: the deployment's ruling over a call. how_ended: what this host knows of the end of a
-    worker that is gone, "" for nothing. spool: what of this process waits for the
+    ProviderFault. prices: of models. before_call: the deployment's ruling over a call. how_ended: what this host
+    knows of the end of a worker that is gone, "" for nothing. spool: what of this process waits for the
     archive. drain: thrown when this process wants to end; attempts then stop between calls. drain_now: thrown when
     the soft limit is over; calls in hand are killed and rolled back.
     """
@@ -44,6 +45,7 @@ class Station:
     redactor: Redactor
     secrets: Mapping[str, str]
     open_model: Callable[[Task], Model]
+    prices: Prices = TABLE_ALONE
     before_call: Hook = no_hook
     how_ended: Callable[[str], str] = lambda worker: ""
     spool: Spool = field(default_factory=Spool)

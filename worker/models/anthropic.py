@@ -11,7 +11,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
 from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
 from worker.models.conversation import Answers, Turn, arguments_object, clean, paired
-from worker.models.prices import price
+from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.protocol import ModelRequest, UserMessage, call_id
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class AnthropicModel:
     name: str
     model: str
     account: Account
+    prices: Prices = TABLE_ALONE
 
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         """One answer. Raises ProviderFault."""
@@ -121,7 +122,8 @@ class AnthropicModel:
         native = [new for old, new in zip(came, blocks, strict=True) if new["type"] not in _THINKING or new == old]
         usage = message.get("usage")
         tokens = _tokens(usage or {})
-        cost, source = price(self.model, tokens, PROVIDER, self.account.base_url) if usage else (None, "")
+        priced = self.prices.price(f"{PROVIDER}/{self.model}", tokens, self.account.base_url)
+        cost, source = priced if usage else (None, "")
         return Reply(
             text="".join(block["text"] for block in blocks if block["type"] == "text"),
             reasoning="\n".join(block["thinking"] for block in blocks if block["type"] == "thinking"),

@@ -16,6 +16,7 @@ from worker.models.entry import open_entry
 from worker.models.fallback import FallbackModel
 from worker.models.held import HeldModel, Holds
 from worker.models.openai import OpenAIModel
+from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.processes import Programs, model_secrets
 from worker.models.program import ProgramModel
 from worker.models.protocol import Model
@@ -31,12 +32,13 @@ def open_model(
     recorded: Callable[[str], Sequence[Reply]],
     programs: Programs,
     holds: Holds,
+    prices: Prices = TABLE_ALONE,
 ) -> Model:
     """The model that task.model names, with its fallbacks behind it.
 
     secrets_env: the worker's environment; a provider's key is `DAWN_<PROVIDER>_API_KEY`, else
     `<PROVIDER>_API_KEY`. recorded: replies of the model phase of the run it is given, for `replay:RUN`. programs:
-    those that `command:NAME` may name. holds: of accounts, shared by all workers.
+    those that `command:NAME` may name. holds: of accounts, shared by all workers. prices: the deployment's.
 
     Raises InvalidFault for an unknown name, program or entry point or a script that does not parse, UsageFault for
     `none`, and ProviderFault (auth), which names the variable, for a missing key. An OpenAI-compatible server at
@@ -54,10 +56,10 @@ def open_model(
                 return ReplayModel(text, recorded(name.name))
             case "anthropic":
                 account = _account("anthropic", settings.anthropic_base_url, settings, secrets_env)
-                return HeldModel(AnthropicModel(text, name.name, account), account.id, holds)
+                return HeldModel(AnthropicModel(text, name.name, account, prices), account.id, holds)
             case "openai":
                 account = _account("openai", settings.openai_base_url, settings, secrets_env)
-                return HeldModel(OpenAIModel(text, name.name, account), account.id, holds)
+                return HeldModel(OpenAIModel(text, name.name, account, prices), account.id, holds)
             case "command":
                 program, _, model = name.name.partition("/")
                 programs.check(program)

@@ -12,7 +12,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
 from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
 from worker.models.conversation import Answers, Turn, clean, paired, sendable_arguments
-from worker.models.prices import price
+from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.protocol import ModelRequest, UserMessage, call_id
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class OpenAIModel:
     name: str
     model: str
     account: Account
+    prices: Prices = TABLE_ALONE
 
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
         """One answer. Raises ProviderFault."""
@@ -107,7 +108,8 @@ class OpenAIModel:
         )
         usage = completion.get("usage")
         tokens = _tokens(usage or {})
-        cost, source = price(self.model, tokens, PROVIDER, self.account.base_url) if usage else (None, "")
+        priced = self.prices.price(f"{PROVIDER}/{self.model}", tokens, self.account.base_url)
+        cost, source = priced if usage else (None, "")
         refusal = message.get("refusal")
         return Reply(
             text=message.get("content") or refusal or "",
