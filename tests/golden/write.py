@@ -90,6 +90,7 @@ EVENTS: Final[list[e.Event]] = [
         plan=(e.PlanItem(text="fix", status="doing"),),
         files=("price.js",),
     ),
+    e.Delegated(call_id="c3", seq=4, hash=SHA[6], usage=USAGE, cost_microusd=7),
     e.Asked(call_id="c2", kind="question", question="May I push?", binding=SHA[1]),
     e.Decided(call_id="c2", decision="denied", by="boss", decided_at=AT, reason="no"),
     e.Steered(scope="batch", n=0, kind="message", by="me", sent_at=AT, text="hurry"),

@@ -6,20 +6,21 @@ of the line before it; the first names the SHA-256 of task.json, so the journal 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from worker.contract.canonical import canonical as canonical
+from worker.contract.canonical import digest as digest
+from worker.contract.canonical import read_json as read_json
 from worker.contract.reply import Reply as Reply
 from worker.contract.reply import ToolCall as ToolCall
 from worker.contract.reply import Usage as Usage
 from worker.contract.task import Frozen, later
 
-JOURNAL_VERSION: Final = 2
-"""2 added `instructions` to `prepared` and `price_source` to `compacted`."""
+JOURNAL_VERSION: Final = 3
+"""2 added `instructions` to `prepared` and `price_source` to `compacted`; 3 added `delegated`."""
 
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -203,6 +204,18 @@ class Observed(Frozen):
     files: tuple[str, ...] = ()
 
 
+class Delegated(Frozen):
+    """The delegate of a call has come as far as segment `seq` of its own journal, where a line has this hash. usage,
+    cost_microusd: of its replies since the last such event of the call; the run pays for them."""
+
+    type: Literal["delegated"] = "delegated"
+    call_id: str
+    seq: int
+    hash: Digest
+    usage: Usage = Usage()
+    cost_microusd: int | None = 0
+
+
 class Asked(Frozen):
     """A call needs a person; binding is the digest of tool, arguments and snapshot that a decision names."""
 
@@ -322,6 +335,7 @@ Event = Annotated[
     | Replied
     | Called
     | Observed
+    | Delegated
     | Asked
     | Decided
     | Steered
@@ -345,7 +359,7 @@ class Record(Frozen):
     prev: SHA-256 of the line before, without its newline (for the very first: of task.json).
     """
 
-    v: Literal[1, 2] = JOURNAL_VERSION
+    v: Literal[1, 2, 3] = JOURNAL_VERSION
     run: str
     seq: int
     at: Moment
@@ -375,21 +389,3 @@ class Record(Frozen):
 def _summed(fields: dict[str, Any]) -> bytes:
     rest = {name: value for name, value in fields.items() if name != "sum"}
     return canonical(rest | {"sum": digest(canonical(rest))})
-
-
-def canonical(value: Any) -> bytes:
-    """JSON for hashing: sorted keys, no spaces, ASCII escapes (so that any str, even a lone surrogate, is kept)."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
-
-
-def read_json(data: bytes) -> Any:
-    """What `canonical` wrote, lone surrogates included. Raises ValueError for anything else."""
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def digest(data: bytes) -> str:
-    """SHA-256 in hex, the only digest the archive uses."""
-    return hashlib.sha256(data).hexdigest()

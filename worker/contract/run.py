@@ -17,6 +17,7 @@ from worker.contract.events import (
     Claimed,
     Compacted,
     Decided,
+    Delegated,
     FedBack,
     Finished,
     Observed,
@@ -195,6 +196,9 @@ class Run(Frozen):
                 return self._with(called=event.call_id)
             case Observed():
                 return self._observed(event)
+            case Delegated():
+                spent = self._spend(event.usage, event.cost_microusd)
+                return spent._with(barren_claims=0, infra_yields=0, provider_parks=0)
             case Asked():
                 return self._with(asked=event)
             case Decided():
@@ -307,13 +311,13 @@ def fold(records: Iterable[tuple[Record, str]], start: Run | None = None) -> Run
     return run
 
 
-def exit_code(runs: Iterable[Run]) -> ExitCode:
+def exit_code(runs: Iterable[Run], *, held: bool = False) -> ExitCode:
     """The exit code of a set of sealed or waiting runs, by the plan's precedence 8, 7, 6, 9, 5, 4, 0.
 
     Skipped, stopped or waiting for a budget of the batch or the day: 6. Skipped by breaker: 7. Waiting for a person:
-    9. One run that failed: 4, never 5.
+    9. One run that failed: 4, never 5. held: some were not begun, because a budget is used up.
     """
-    found: set[ExitCode] = set()
+    found: set[ExitCode] = {ExitCode.BUDGET} if held else set()
     failed = total = 0
     for run in runs:
         total += 1

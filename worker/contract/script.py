@@ -12,28 +12,46 @@
           text: All tests pass.
         - text: One more try.
           calls: [...]
+    - delegate: 'where .* version'
+      replies:
+        - text: In setup.py, line 3.
 
 `expect` is a Python regular expression that must be found in what came since the reply before: the results of
 its calls and people's messages. Its groups become variables, ${name} or ${1}, for the texts and arguments of
 this reply and all later ones. Only names that some `expect` of the script captures are variables; any other
 ${...} stays as it stands, so that shell commands need no quoting.
+
+An entry with `delegate` is no reply of the model: it holds what the model says as the delegate of a call whose goal
+has that regular expression in it, a script of its own. The first that is found counts.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from worker.contract.errors import InvalidFault
 from worker.contract.events import Usage
-from worker.contract.places import Document, Problem, read
+from worker.contract.places import Document, Path, Problem, read
 from worker.contract.task import Frozen
 
 REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\}")
+
+
+def _compiles(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return value
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class ScriptCall(Frozen):
@@ -59,7 +77,7 @@ class ScriptCall(Frozen):
 class ScriptReply(Frozen):
     """One reply. stop defaults to calls or end. delay_s: how long it takes. cost_usd: null means unknown."""
 
-    expect: str | None = None
+    expect: Pattern | None = None
     text: str = ""
     reasoning: str = ""
     calls: tuple[ScriptCall, ...] = ()
@@ -67,15 +85,6 @@ class ScriptReply(Frozen):
     usage: Usage = Usage()
     cost_usd: Annotated[float, Field(ge=0)] | None = 0
     delay_s: Annotated[float, Field(ge=0, le=3600)] = 0
-
-    @field_validator("expect")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        try:
-            re.compile(value or "")
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
-        return value
 
     @property
     def captures(self) -> frozenset[str]:
@@ -100,6 +109,13 @@ class ScriptCases(Frozen):
         if any(case.expect is None for case in self.cases[:-1]):
             raise ValueError("a case without expect always fits, so it must be the last one")
         return self
+
+
+class ScriptDelegate(Frozen):
+    """replies: a script, of whoever is delegate of a call in whose goal `delegate` is found."""
+
+    delegate: Pattern
+    replies: Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
 class Script(Frozen):
@@ -127,21 +143,54 @@ def parse_script(text: str, source: str) -> Script:
     """Parse a script. source names it in messages. Raises InvalidFault with `source:line:column` of each fault."""
     document = read(text)
     problems = list(document.problems)
-    turns: list[tuple[ScriptReply, ...]] = []
-    if not problems and (not isinstance(document.data, list) or not document.data):
+    entries = [] if problems or not isinstance(document.data, list) else document.data
+    turns, faults = _turns(document, {(n,): entry for n, entry in enumerate(entries) if not _of_delegate(entry)})
+    if not turns and not problems and not faults:
         problems.append(document.problem((), "a script is a list of at least one reply"))
-    for index, entry in enumerate([] if problems else document.data):
-        try:
-            turns.append(_turn(entry))
-        except ValidationError as error:
-            problems += [_problem(document, index, details) for details in error.errors()]
-    captured = frozenset(name for turn in turns for reply in turn for name in reply.captures)
-    if not problems:
-        problems += _early_references(document, turns, captured)
+    problems += faults
+    for index, entry in enumerate(entries):
+        if _of_delegate(entry):
+            problems += _delegate_problems(document, index, entry)
     if problems:
         lines = [f"{source}:{p.line}:{p.column}: {p.where} {p.message}".replace("  ", " ") for p in problems]
         raise InvalidFault("; ".join(lines))
-    return Script(source=source, turns=tuple(turns), variables=captured)
+    return Script(source=source, turns=turns, variables=_captured(turns))
+
+
+def delegate_script(text: str, source: str, goal: str) -> str:
+    """The script of a delegate with that goal, out of one that parses. Raises InvalidFault when there is none."""
+    for entry in read(text).data:
+        if _of_delegate(entry) and re.search(entry["delegate"], goal):
+            return json.dumps(entry["replies"], ensure_ascii=False)
+    raise InvalidFault(f"script {source}: no `delegate` is found in the goal {goal[:200]!r}")
+
+
+def _of_delegate(entry: object) -> bool:
+    return isinstance(entry, dict) and "delegate" in entry
+
+
+def _delegate_problems(document: Document, index: int, entry: object) -> list[Problem]:
+    try:
+        replies = ScriptDelegate.model_validate(entry).replies
+    except ValidationError as error:
+        return [_problem(document, (index,), details) for details in error.errors()]
+    return _turns(document, {(index, "replies", n): reply for n, reply in enumerate(replies)})[1]
+
+
+def _turns(
+    document: Document, entries: Mapping[Path, object]
+) -> tuple[tuple[tuple[ScriptReply, ...], ...], list[Problem]]:
+    """The turns of one script and what is wrong with it. entries: its replies by their place in the document."""
+    turns: dict[Path, tuple[ScriptReply, ...]] = {}
+    problems: list[Problem] = []
+    for where, entry in entries.items():
+        try:
+            turns[where] = _turn(entry)
+        except ValidationError as error:
+            problems += [_problem(document, where, details) for details in error.errors()]
+    if not problems:
+        problems += _early_references(document, turns)
+    return tuple(turns.values()), problems
 
 
 def _turn(entry: object) -> tuple[ScriptReply, ...]:
@@ -150,20 +199,22 @@ def _turn(entry: object) -> tuple[ScriptReply, ...]:
     return (ScriptReply.model_validate(entry),)
 
 
-def _problem(document: Document, index: int, details: Any) -> Problem:
+def _problem(document: Document, where: Path, details: Any) -> Problem:
     message = str(details["msg"]).removeprefix("Value error, ")
-    return document.problem((index, *details["loc"]), message, at_key=True)
+    return document.problem((*where, *details["loc"]), message, at_key=True)
 
 
-def _early_references(
-    document: Document, turns: list[tuple[ScriptReply, ...]], captured: frozenset[str]
-) -> Iterator[Problem]:
+def _captured(turns: Iterable[tuple[ScriptReply, ...]]) -> frozenset[str]:
+    return frozenset(name for turn in turns for reply in turn for name in reply.captures)
+
+
+def _early_references(document: Document, turns: Mapping[Path, tuple[ScriptReply, ...]]) -> Iterator[Problem]:
     """A variable that only a later reply captures is a slip of the pen, found before anything runs."""
-    known: set[str] = set()
-    for index, turn in enumerate(turns):
-        known.update(name for reply in turn for name in reply.captures)
+    captured, known = _captured(turns.values()), set[str]()
+    for where, turn in turns.items():
+        known |= _captured([turn])
         for name in sorted({name for reply in turn for name in reply.references & captured} - known):
-            yield document.problem((index,), f"uses ${{{name}}} before an expect captures it")
+            yield document.problem(where, f"uses ${{{name}}} before an expect captures it")
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -46,6 +46,15 @@ def segment(run: str, seq: int) -> str:
     return f"runs/{run}/journal/{seq:0{SEQ_DIGITS}d}.jsonl"
 
 
+def delegate(run: str, call: str) -> str:
+    """The name under which the delegate of a call has a task, a journal and blobs of its own, like a run."""
+    return f"{run}/delegates/{call}"
+
+
+def is_delegate(run: str) -> bool:
+    return "/delegates/" in run
+
+
 def journal(run: str) -> str:
     return f"runs/{run}/journal/"
 
