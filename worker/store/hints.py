@@ -9,6 +9,7 @@ Keys (each with a time to live, or O(active) as said):
     dawn:control:<name>               inbox number that a run or batch should read up to
     dawn:spent:<level>                micro-dollars reserved or spent at a run, batch or day
     dawn:hold:<account>               a provider told the account to wait; ends when it may ask again
+    dawn:rate:<account>               how fast it was asked, and whose turn it is (worker/store/pace.py)
     dawn:epoch                        when Redis was last found wiped; the one key without an end
 """
 
@@ -242,6 +243,10 @@ class Hints:
             left_ms = int(self._redis.pttl(f"dawn:hold:{account}"))
         return max(0, left_ms) / 1000
 
+    def script(self, text: str, name: str, *arguments: str | int) -> Any:
+        """What a script of another module of this package returns. name: of its one key, below `dawn:`."""
+        return self._run(text, [f"dawn:{name}"], *arguments)
+
     def epoch(self) -> str | None:
         """The value the scheduler left, None when Redis was wiped since."""
         with redis_faults():
@@ -254,10 +259,10 @@ class Hints:
             self._redis.set("dawn:epoch", value)
 
     def forget(self) -> None:
-        """Drop the epoch, doorbells, control hints, holds and counters, as a wiped Redis would have; leases and
-        offers stay, because whoever keeps them alive is."""
+        """Drop the epoch, doorbells, control hints, holds, rates and counters, as a wiped Redis would have; leases
+        and offers stay, because whoever keeps them alive is."""
         with redis_faults():
-            for kind in ("spent:*", "control:*", "hold:*", "bell*", "epoch"):
+            for kind in ("spent:*", "control:*", "hold:*", "rate:*", "bell*", "epoch"):
                 for key in self._redis.scan_iter(f"dawn:{kind}", count=SCAN_BATCH):
                     self._redis.delete(key)
 
