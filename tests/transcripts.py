@@ -175,6 +175,11 @@ class MemoryHost(Transcript):
         self.commit(parked)
         return parked
 
+    def wait_for_budget(self, until: str | None, detail: str) -> Parked:
+        parked = Parked(waiting="budget", until=until, detail=detail)
+        self.commit(parked)
+        return parked
+
     def commit(self, *events: Event) -> None:
         self.settle()
         super().commit(*events)

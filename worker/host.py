@@ -74,6 +74,10 @@ class Host(Protocol):
         """Commit that the run waits for its provider for so long, and why."""
         ...
 
+    def wait_for_budget(self, until: str | None, detail: str) -> Parked:
+        """Commit that the run waits for money: until that time, or until somebody raises the budget of its batch."""
+        ...
+
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> Parked | Stopped | None:
         """Run the call and show what came of it; the snapshot and the commit follow in the background. Stopped when
         Cancel was thrown and the call is undone, Parked (committed) when it waits and will be run again.

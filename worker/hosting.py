@@ -121,6 +121,9 @@ class AttemptHost:
     def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
         return self._mailbox.wait_for_provider(pause_s, detail)
 
+    def wait_for_budget(self, until: str | None, detail: str) -> Parked:
+        return self._mailbox.wait_for_budget(until, detail)
+
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> Parked | Stopped | None:
         self.settle()
         work = tool.command(arguments, self._context())

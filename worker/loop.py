@@ -14,7 +14,7 @@ from typing import Literal
 import structlog
 
 from worker import context, meter, policy
-from worker.contract.errors import FencedFault, InvalidFault, ProviderFault, StoreFault
+from worker.contract.errors import BudgetFault, FencedFault, InvalidFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Event,
     Failure,
@@ -213,10 +213,22 @@ def _ask(
         reply = model.reply(request, timeout_s=min(limits.model_timeout_s, left_s), cancel=host.cancel)
     except InvalidFault as fault:
         return Failure(cls="provider", reason="bad_request", detail=str(fault))
+    except BudgetFault as fault:
+        return _out_of_money(host, fault)
     except ProviderFault as fault:
+        if fault.unheard_microusd is not None:
+            host.commit(Unrecorded(cost_microusd=fault.unheard_microusd, detail=f"perhaps paid for: {fault}"))
         return _in_trouble(host, fault, patience)
     patience.tries = patience.cuts = 0
     return reply
+
+
+def _out_of_money(host: Host, fault: BudgetFault) -> Failure | Parked:
+    """A shared budget is used up: the run waits, or ends with what it has, as its task says."""
+    budget = host.task.budget
+    if budget is not None and budget.on_limit == "stop":
+        return Failure(cls="limit", reason=fault.reason, detail=str(fault))
+    return host.wait_for_budget(fault.until, str(fault))
 
 
 def _in_trouble(host: Host, fault: ProviderFault, patience: _Patience) -> Failure | Stopped | Parked | None:

@@ -118,6 +118,12 @@ class Mailbox:
         self._ledger.commit(parked)
         return parked
 
+    def wait_for_budget(self, until: str | None, detail: str) -> Parked:
+        """Commit that the run waits for money."""
+        parked = Parked(waiting="budget", until=until, detail=detail)
+        self._ledger.commit(parked)
+        return parked
+
     def _hints(self) -> dict[str, int]:
         """What Redis knows of newer mail; without it the archive is looked at in its own time."""
         try:

@@ -7,6 +7,7 @@ Whoever talks to an SDK translates its exceptions into one of these at the door.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal
 
 
 class ExitCode(IntEnum):
@@ -132,7 +133,8 @@ class ProviderFault(Fault):
 
     retry_after_s: how long the provider asked to wait, seconds, None when it did not say. shared: the account is
     told to wait, so that every other request through it would meet the same. cut: the connection ended while an
-    answer was due, so that this very request may be what breaks it.
+    answer was due, so that this very request may be what breaks it. unheard: there may be an answer that nobody
+    heard, and that costs what any does; unheard_microusd: at most, None where nobody counts it.
     """
 
     exit_code = ExitCode.TRY_LATER
@@ -147,9 +149,26 @@ class ProviderFault(Fault):
         retry_after_s: float | None = None,
         shared: bool = False,
         cut: bool = False,
+        unheard: bool = False,
     ) -> None:
         super().__init__(message, hint=hint, retryable=retryable)
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.shared = shared or retry_after_s is not None
         self.cut = cut
+        self.unheard = unheard or cut
+        self.unheard_microusd: int | None = None
+
+
+class BudgetFault(Fault):
+    """A budget that many runs share is used up: no model is asked. reason: batch_budget or day_budget.
+
+    until: UTC time at which there is another one, None when somebody must raise this one.
+    """
+
+    exit_code = ExitCode.BUDGET
+
+    def __init__(self, reason: Literal["batch_budget", "day_budget"], message: str, until: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.until = until

@@ -139,7 +139,9 @@ def connection_fault(account: Account, error: BaseException) -> ProviderFault:
 def shape_fault(account: Account, body: bytes) -> ProviderFault:
     """The fault for an answer of status 200 that is no reply (empty, not JSON, a proxy's page)."""
     words = account.masked(body[:SHOWN_CHARS].decode("utf-8", "replace")) or "nothing"
-    return ProviderFault("unavailable", f"{account.provider} answered what is no reply: {words}", retryable=True)
+    return ProviderFault(
+        "unavailable", f"{account.provider} answered what is no reply: {words}", retryable=True, unheard=True
+    )
 
 
 def _words(body: str) -> str:

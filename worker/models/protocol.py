@@ -99,9 +99,11 @@ def under_our_ids(reply: Reply, step: int) -> Reply:
 
 def cancelled_fault(cancel: Cancel) -> ProviderFault:
     """What a model raises when the switch was thrown."""
-    return ProviderFault("connection", f"the model call was stopped: {cancel.reason}")
+    return ProviderFault("connection", f"the model call was stopped: {cancel.reason}", unheard=True)
 
 
 def late_fault(timeout_s: float) -> ProviderFault:
     """What a model raises when there was no whole answer in time."""
-    return ProviderFault("connection", f"the model gave no whole answer within {timeout_s:g} s", retryable=True)
+    return ProviderFault(
+        "connection", f"the model gave no whole answer within {timeout_s:g} s", retryable=True, unheard=True
+    )
