@@ -10,10 +10,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from scheduler.plan import Held
-from scheduler.runs import View
+from scheduler.runs import Found, View, runs_in, views
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
-from worker.contract.run import Run
 from worker.contract.task import Task, budget_microusd, usd_text
 from worker.store.archive import Archive
 from worker.store.hints import Hints
@@ -69,26 +68,41 @@ class Spending:
         """`$0.12 of $20.00 spent`."""
         return f"{usd_text(self.spent_microusd)} of {usd_text(self.limit_microusd)} spent"
 
-    def holds(self, task: Task, run: Run) -> bool:
-        """Whether a run that nobody began waits for it."""
-        return self.used_up and self.on_limit == "pause" and not run.claims and run.sealed is None and asks(task)
+    def holds(self, view: View) -> bool:
+        """Whether the run waits for it: parked, or never begun."""
+        run, waiting = view.run, view.run.waiting
+        if run.sealed is not None:
+            return False
+        if waiting is not None:
+            return waiting.waiting == "budget" and waiting.until is None
+        return self.used_up and self.on_limit == "pause" and not run.claims and asks(view.task)
 
     def as_json(self) -> dict[str, Any]:
         spent, limit = self.spent_microusd / 1e6, self.limit_microusd / 1e6
         return {"spent_usd": spent, "limit_usd": limit, "on_limit": self.on_limit}
 
 
-def spending(archive: Archive, batch: str, views: Iterable[View]) -> Spending | None:
-    """Of a batch, None when it has no budget. views: its runs. Raises StoreFault, IntegrityFault."""
-    seen = [view for view in views if view.task.batch == batch]
-    budget = next((view.task.budget for view in seen), None)
-    told = [budget_microusd(one.text) for one in Control(archive, batch).read() if one.kind == "budget"]
-    limits = [None if budget is None else budget.microusd, *told]
+def spending(archive: Archive, task: Task, of: Iterable[View] | None = None) -> Spending | None:
+    """Of the task's batch, None when it has no budget. of: all runs of the batch, None to read them. Raises
+    StoreFault, IntegrityFault."""
+    told = [budget_microusd(one.text) for one in Control(archive, task.batch).read() if one.kind == "budget"]
+    limits = [None if task.budget is None else task.budget.microusd, *told]
     limit = next((one for one in reversed(limits) if one is not None), None)
     if limit is None:
         return None
-    spent = sum(view.run.spent_microusd for view in seen)
-    return Spending(batch, spent, limit, "pause" if budget is None else budget.on_limit)
+    if of is None:
+        of = views(archive, runs_in(archive, Found("batch", task.batch))).found
+    spent = sum(view.run.spent_microusd for view in of)
+    return Spending(task.batch, spent, limit, "pause" if task.budget is None else task.budget.on_limit)
+
+
+def spendings(archive: Archive, of: Iterable[View]) -> dict[str, Spending]:
+    """Of each batch with a budget, by its id. of: all runs of each. Raises StoreFault, IntegrityFault."""
+    whole: dict[str, list[View]] = {}
+    for view in of:
+        whole.setdefault(view.task.batch, []).append(view)
+    found = {batch: spending(archive, seen[0].task, seen) for batch, seen in whole.items()}
+    return {batch: money for batch, money in found.items() if money is not None}
 
 
 def asks(task: Task) -> bool:

@@ -39,6 +39,15 @@ class Follower:
         """How long to wait before the next poll."""
         return min(MAX_PAUSE_S, max(shortest_s, PAUSE_PER_RUN_S * len(self.open)))
 
+    def catch_up(self) -> list[Record]:
+        """Take in all that is there, and return what the last append of each open run said: where it stands. Raises
+        as poll does."""
+        last: dict[str, list[Record]] = {}
+        for record in self.poll():
+            before = last.get(record.run, [])
+            last[record.run] = [*before, record] if before and before[-1].seq == record.seq else [record]
+        return [record for name in self.open for record in last.get(name, [])]
+
     def poll(self) -> Iterator[Record]:
         """New records of all runs, each run's in order; the fold stands after the record that was given last.
 

@@ -6,27 +6,32 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
 from threading import Event
 from typing import Final, Literal
 
 from scheduler import control, targets
+from scheduler.budget import Gate
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
 from scheduler.manifest import Loaded, Manifest, ManifestFault
 from scheduler.runs import Found, find
 from scheduler.stack import Stack, connected
-from worker.contract.errors import ExitCode, InvalidFault, StoreFault
+from worker.contract.errors import ExitCode, HintsFault, InvalidFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.model_name import ModelName, parse_model_name
 from worker.contract.run import Run
 from worker.contract.settings import Settings
-from worker.contract.task import Repo
+from worker.contract.task import Repo, Task
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.hints import Hints
+from worker.store.inbox import Control
+from worker.store.mail import Mail
 
 POLL_S: Final = 0.3
 
@@ -49,6 +54,16 @@ class Interrupts:
             os._exit(int(ExitCode.INTERRUPTED))
         if self.count > 1:
             raise KeyboardInterrupt
+
+
+@dataclass(frozen=True)
+class Watched:
+    """runs: their folds, by id. interrupted: Ctrl-C was pressed, then every run was cancelled and what it had done is
+    kept. held: runs are left that nobody began, because a budget is used up."""
+
+    runs: dict[str, Run]
+    interrupted: bool = False
+    held: bool = False
 
 
 @contextmanager
@@ -121,23 +136,27 @@ def attend(
     say: Say,
     heard: Callable[[Record, Run], None],
     wait: bool = True,
-) -> tuple[dict[str, Run], bool]:
-    """Run the batches to their end in a running stack, or in one of our own; returns the folds by run id, and
-    whether Ctrl-C was pressed (then every run was cancelled; what it had done is kept).
+) -> Watched:
+    """Run the batches to their end in a running stack, or in one of our own.
 
-    wait: False leaves when all that is left waits for a person. heard: called with each new record and the run after
-    it. Raises Fault when the stack cannot come up.
+    wait: False leaves when all that is left waits for a person or for money. heard: called with each record that came
+    after the submit, and the run after it; of older runs first with what their last append said. Raises Fault when
+    the stack cannot come up.
     """
     archive.probe()
     with interrupts() as pressed, Stack(where, say=say) as stack:
         if pressed.count:
-            return {}, True
+            return Watched({}, interrupted=True)
         hints = Hints(str(stack.settings.redis_url))
         control.admit(hints)
         _write(batches, archive, by=by, at=stamp(), say=say)
+        tasks = {task.run: task for batch in batches for task in batch.tasks}
+        follower = Follower(archive, list(tasks))
+        for record in follower.catch_up():
+            heard(record, follower.runs[record.run])
         control.announce(hints)
-        follower = Follower(archive, [task.run for batch in batches for task in batch.tasks])
         cancelled: set[str] = set()
+        held: set[str] = set()
 
         def cancel() -> None:
             for name in [batch.id for batch in batches if batch.id not in cancelled]:
@@ -157,7 +176,12 @@ def attend(
                     if not fault.retryable:
                         raise
                     say(f"waiting for the archive: {fault}")
-                if not follower.open or not (wait or any(map(_works, follower.unsealed))):
+                left = [run for run in follower.unsealed if _works(run)]
+                now_held = _held(archive, hints, where, tasks, left)
+                if now_held - held:
+                    say(f"{len(now_held)} runs wait for budget before they begin; see: dawn status")
+                held = now_held
+                if not follower.open or not (wait or len(left) > len(held)):
                     break
                 stack.tend()
                 pressed.wake.wait(follower.pause_s(POLL_S))
@@ -165,12 +189,26 @@ def attend(
             cancel()  # the second one came before the first was dealt with
             raise
         hints.close()
-        return follower.runs, bool(pressed.count)
+        return Watched(follower.runs, interrupted=bool(pressed.count), held=bool(held))
 
 
 def _works(run: Run) -> bool:
-    """Whether something other than a person's answer will bring the run on."""
-    return run.status != "waiting" or run.asked is None
+    """Whether something other than a person's answer or money will bring the run on."""
+    return run.waiting is None or (run.asked is None and run.waiting.waiting != "budget")
+
+
+def _held(archive: Archive, hints: Hints, where: Settings, tasks: Mapping[str, Task], left: list[Run]) -> set[str]:
+    """Of runs that nobody began, those that wait for money to begin, once no other is left."""
+    if any(run.claims for run in left):
+        return set()
+    control = cache(lambda batch: Control(archive, batch).read())
+    gate = Gate(hints, where.day_budget_usd, datetime.now(UTC))
+    try:
+        mail = {run.id: Mail(run, control=control(tasks[run.id].batch)) for run in left}
+        held = {name: gate.held(tasks[name], unread) for name, unread in mail.items()}
+    except (HintsFault, StoreFault):  # nobody knows now; asked again with the next look
+        return set()
+    return {name for name, why in held.items() if why is not None and why.on_limit == "pause"}
 
 
 def _write(batches: Sequence[Batch], archive: Archive, *, by: str, at: str, say: Say) -> None:

@@ -6,13 +6,14 @@ Every text here may hold what a repository or a model wrote; whoever prints it m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from scheduler.approvals import commands
+from scheduler.budget import Spending
 from scheduler.runs import View, Views
-from worker.contract.events import CheckResult, Parked, Verdict
+from worker.contract.events import CheckResult, Verdict
 from worker.contract.run import Run
 
 HEADINGS: Final = ("run", "target", "outcome", "verdict", "steps", "time", "cost", "detail")
@@ -20,8 +21,14 @@ FILES_SHOWN: Final = 20
 DETAIL_CHARS: Final = 120
 
 
-def row(view: View) -> dict[str, Any]:
-    """One run as JSON: units stand last in the names; cost_usd is null when nothing is known of it."""
+Budgets = Mapping[str, Spending]
+"""By batch, of those that have one."""
+NONE: Final[Budgets] = {}
+
+
+def row(view: View, budgets: Budgets = NONE) -> dict[str, Any]:
+    """One run as JSON: units stand last in the names; cost_usd is null when nothing is known of it. unread: kinds of
+    messages that were sent to it and that it has not read."""
     task, run = view.task, view.run
     sealed = run.sealed
     return {
@@ -32,7 +39,8 @@ def row(view: View) -> dict[str, Any]:
         "outcome": sealed.outcome if sealed else None,
         "verdict": sealed.verdict if sealed else None,
         "failure": str(sealed.failure) if sealed and sealed.failure else None,
-        "detail": _detail(view),
+        "detail": _detail(view, budgets),
+        "unread": [one.kind for one in (*view.mail.control, *view.mail.inbox) if one.kind != "closed"],
         "waiting": run.waiting.waiting if run.waiting else None,
         "waiting_since": run.updated_at if run.waiting else None,
         "asked": run.asked.model_dump(mode="json") if run.asked else None,
@@ -50,12 +58,12 @@ def row(view: View) -> dict[str, Any]:
     }
 
 
-def cells(view: View) -> tuple[str, ...]:
+def cells(view: View, budgets: Budgets = NONE) -> tuple[str, ...]:
     """One run as a line of the table (HEADINGS)."""
     task, run = view.task, view.run
-    outcome, verdict = (run.sealed.outcome, run.sealed.verdict or "-") if run.sealed else (run.status, "-")
+    verdict = (run.sealed.verdict if run.sealed else None) or "-"
     spent = str(run.steps), duration(run.working_s), run.cost_text
-    return task.run, task.target, outcome, verdict, *spent, _brief(_detail(view))
+    return task.run, task.target, view.state, verdict, *spent, _brief(_detail(view, budgets))
 
 
 def _brief(text: str) -> str:
@@ -66,11 +74,13 @@ def _brief(text: str) -> str:
     return f"{line} …" if rest else line
 
 
-def counts(views: Views) -> str:
-    """`2 changed/verified, 1 changed/still_failing, 1 failed, 2 running, 1 damaged, 3 not written`."""
-    states = Counter(_ended(view.run) if view.run.sealed else view.run.status for view in views.found)
+def counts(views: Views, budgets: Budgets = NONE) -> str:
+    """`2 changed/verified, 1 changed/still_failing, 1 failed, 2 running, 1 damaged, 3 not written`, of a batch with a
+    budget `; $0.12 of $20.00 spent` behind it."""
+    states = Counter(_ended(view.run) if view.run.sealed else view.state for view in views.found)
     told = [*sorted(states.items()), ("damaged", len(views.damaged)), ("not written", views.unwritten)]
-    return ", ".join(f"{number} {state}" for state, number in told if number)
+    money = {view.task.batch: budgets[view.task.batch].text for view in views.found if view.task.batch in budgets}
+    return "; ".join([", ".join(f"{number} {state}" for state, number in told if number), *money.values()])
 
 
 def duration(seconds: float) -> str:
@@ -81,11 +91,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def summary(view: View, now: datetime) -> list[tuple[str, str]]:
-    """What there is to know of one run: (heading, text) pairs, text may have several lines."""
+def summary(view: View, now: datetime, budget: Spending | None = None) -> list[tuple[str, str]]:
+    """What there is to know of one run: (heading, text) pairs, text may have several lines. budget: of its batch."""
     task, run = view.task, view.run
+    budgets = NONE if budget is None else {task.batch: budget}
     lines = [("run", task.run), ("batch", task.batch), ("target", _target(view))]
-    lines.append(("outcome", run.sealed.outcome if run.sealed else _state(run, now)))
+    lines.append(("outcome", run.sealed.outcome if run.sealed else _state(view, now)))
     if run.sealed:
         lines.append(("verdict", run.sealed.verdict or "-"))
         if run.sealed.failure:
@@ -95,7 +106,7 @@ def summary(view: View, now: datetime) -> list[tuple[str, str]]:
     if task.fork:
         said = f", told: {task.fork.message}" if task.fork.message else ""
         lines.append(("forked", f"from {task.fork.run} at step {task.fork.step}{said}"))
-    lines += _waits(view)
+    lines += _waits(view, budgets)
     if task.prompt:
         lines.append(("asked", task.prompt.strip()))
     if task.commands:
@@ -106,6 +117,8 @@ def summary(view: View, now: datetime) -> list[tuple[str, str]]:
         lines += _files(run.verdict)
     tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
     lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {run.cost_text}"))
+    if budget is not None:
+        lines.append(("budget", f"{budget.text} by the whole batch; used up, it will {budget.on_limit}"))
     if run.plan:
         lines.append(("plan", "\n".join(f"[{_MARKS[item.status]}] {item.text}" for item in run.plan)))
     if run.finished and run.finished.text:
@@ -113,13 +126,15 @@ def summary(view: View, now: datetime) -> list[tuple[str, str]]:
     if run.sealed and run.sealed.artifacts:
         named = sorted(run.sealed.artifacts.items())
         lines.append(("artifacts", "\n".join(f"{name}  runs/{task.run}/blobs/{digest}" for name, digest in named)))
-    lines.append(("go on", "\n".join(_next(view))))
+    lines.append(("go on", "\n".join(_next(view, budgets))))
     return [(heading, text) for heading, text in lines if text]
 
 
-def ways_on(view: View) -> list[str]:
+def ways_on(view: View, budgets: Budgets = NONE) -> list[str]:
     """What a person types so that a waiting run goes on; nothing where no person is waited for."""
     run, waiting = view.run, view.run.waiting
+    if _held(view, budgets) is not None:
+        return [f"dawn budget {view.task.batch} USD"]
     if run.sealed is not None or waiting is None:
         return []
     if waiting.waiting == "paused":
@@ -127,22 +142,34 @@ def ways_on(view: View) -> list[str]:
     return commands(view.task.run, run.asked) if run.asked and not view.decision else []
 
 
-def _waits(view: View) -> list[tuple[str, str]]:
+def _held(view: View, budgets: Budgets) -> Spending | None:
+    """The budget that the run waits for."""
+    money = budgets.get(view.task.batch)
+    return money if money is not None and money.holds(view) else None
+
+
+def _waits(view: View, budgets: Budgets) -> list[tuple[str, str]]:
     """What is waited for, since when and until when; of a call, what exactly would run."""
     run, waiting, asked = view.run, view.run.waiting, view.run.asked
-    if run.sealed is not None or waiting is None:
+    if run.sealed is not None or (waiting is None and _held(view, budgets) is None):
         return []
-    until = f", until {waiting.until}" if waiting.until else ""
-    text = [f"{_waits_for(view, waiting)}, since {run.updated_at}{until}"]
+    until = f", until {waiting.until}" if waiting and waiting.until else ""
+    text = [f"{_waits_for(view, budgets)}, since {run.updated_at}{until}"]
     if asked is not None:
         text += [f"{call.name} {call.arguments}" for call in run.pending if call.id == asked.call_id]
         text.append(f"call {asked.call_id}, binding {asked.binding}")
     return [("waits", "\n".join(text))]
 
 
-def _waits_for(view: View, waiting: Parked) -> str:
+def _waits_for(view: View, budgets: Budgets) -> str:
+    """Empty for a run that waits for nothing."""
+    waiting = view.run.waiting
     if (made := view.decision) is not None:
         return f"{made.decision} by {made.by}, waits for a worker"
+    if (money := _held(view, budgets)) is not None:
+        return f"budget: {money.text}"
+    if waiting is None:
+        return ""
     return waiting.detail if waiting.waiting == "paused" else f"{waiting.waiting}: {waiting.detail}".rstrip(": ")
 
 
@@ -157,10 +184,11 @@ def _target(view: View) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _state(run: Run, now: datetime) -> str:
+def _state(view: View, now: datetime) -> str:
+    run = view.run
     age = duration(max(0.0, (now - datetime.fromisoformat(run.updated_at)).total_seconds())) if run.updated_at else ""
     waiting = f" for {run.waiting.waiting}" if run.waiting else ""
-    return f"{run.status}{waiting}, step {run.steps}, last event {age} ago"
+    return f"{view.state}{waiting}, step {run.steps}, last event {age} ago"
 
 
 def _ended(run: Run) -> str:
@@ -170,12 +198,10 @@ def _ended(run: Run) -> str:
     return f"{sealed.outcome}/{sealed.verdict}" if sealed.verdict and not sealed.failure else sealed.outcome
 
 
-def _detail(view: View) -> str:
+def _detail(view: View, budgets: Budgets) -> str:
     run, sealed = view.run, view.run.sealed
     if sealed is None:
-        if run.waiting:
-            return _waits_for(view, run.waiting)
-        return f"not before {run.not_before}" if run.not_before else ""
+        return _waits_for(view, budgets) or (f"not before {run.not_before}" if run.not_before else "")
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()
     return sealed.detail
@@ -214,10 +240,10 @@ def _files(verdict: Verdict) -> Sequence[tuple[str, str]]:
     ]
 
 
-def _next(view: View) -> list[str]:
+def _next(view: View, budgets: Budgets) -> list[str]:
     run = view.task.run
     if view.run.sealed is None:
-        return [*ways_on(view), f"dawn logs {run} -f", f"dawn cancel {run}"]
+        return [*ways_on(view, budgets), f"dawn logs {run} -f", f"dawn cancel {run}"]
     if "patch.diff" in view.run.sealed.artifacts:
         return [f"dawn diff {run} | git apply --index", f"dawn logs {run}"]
     return [f"dawn logs {run}"]

@@ -5,9 +5,10 @@ enough to answer, no Redis is asked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 from scheduler.enqueue import runs_of
@@ -16,8 +17,10 @@ from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.decisions import Decision, read_decision
+from worker.store.decisions import Decision
+from worker.store.inbox import Control, Message
 from worker.store.journal import Journal
+from worker.store.mail import Mail, read_mail
 
 READERS: Final = 8
 CANDIDATES_SHOWN: Final = 8
@@ -25,11 +28,28 @@ CANDIDATES_SHOWN: Final = 8
 
 @dataclass(frozen=True)
 class View:
-    """A run and what was asked of it. decision: the answer to its question, where the run has not read it yet."""
+    """A run, what was asked of it, and what people sent it that it has not read yet."""
 
     task: Task
     run: Run
-    decision: Decision | None = None
+    mail: Mail
+
+    @property
+    def decision(self) -> Decision | None:
+        """The answer to its question."""
+        return self.mail.decision
+
+    @property
+    def state(self) -> str:
+        """Its outcome, or what it does, as people shall see it: what was asked of it counts at once."""
+        run = self.run
+        if run.sealed is not None:
+            return run.sealed.outcome
+        if self.mail.cancel is not None:
+            return "cancelling"
+        if run.status == "waiting" or not self.mail.paused_by:
+            return run.status
+        return "pausing" if run.status == "running" else "paused"
 
 
 @dataclass(frozen=True)
@@ -79,12 +99,14 @@ def runs_in(archive: Archive, found: Found) -> list[str]:
         raise IntegrityFault(f"{key} is not what was written", hint=f"look: dawn verify {found.id}") from None
 
 
-def view(archive: Archive, run: str) -> View:
-    """One run. Raises NotFoundFault, IntegrityFault, StoreFault as the journal does."""
+def view(archive: Archive, run: str, control: Callable[[str], Sequence[Message]] | None = None) -> View:
+    """One run. control: the messages to a batch, None to read them. Raises NotFoundFault, IntegrityFault, StoreFault
+    as the journal does."""
     journal = Journal(archive, run)
-    folded = journal.load()
-    asked = folded.asked if folded.sealed is None else None
-    return View(journal.task(), folded, read_decision(archive, run, asked.call_id) if asked else None)
+    folded, task = journal.load(), journal.task()
+    if folded.sealed is not None:
+        return View(task, folded, Mail(folded))
+    return View(task, folded, read_mail(archive, folded, task.batch, control))
 
 
 @dataclass(frozen=True)
@@ -102,13 +124,13 @@ def views(archive: Archive, runs: Iterable[str]) -> Views:
 
     def read(run: str) -> View | IntegrityFault | None:
         try:
-            return view(archive, run)
+            return view(archive, run, control)
         except NotFoundFault:
             return None
         except IntegrityFault as fault:
             return fault
 
-    asked = list(runs)
+    asked, control = list(runs), cache(lambda batch: Control(archive, batch).read())
     with ThreadPoolExecutor(READERS) as pool:
         seen = list(pool.map(read, asked))
     damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, IntegrityFault)}

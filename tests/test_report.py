@@ -6,16 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs_made import AT, claimed, replied
+from runs_made import AT, claimed, ended, replied
 
 from scheduler import report
 from scheduler.cli.main import run as dawn
-from scheduler.runs import view
-from worker.contract.events import Asked, Failure, Parked, Sealed
+from scheduler.control import tell
+from scheduler.follow import Follower
+from scheduler.runs import Found, view, views
+from worker.contract.events import Asked, Event, Failure, MessageKind, Parked, Sealed
 from worker.contract.run import Run
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.decisions import decide
+from worker.store.journal import Journal
 
 Make = Callable[..., Run]
 
@@ -103,3 +106,73 @@ def test_a_damaged_run_hides_no_other(
     said = capsys.readouterr()
     assert f"dawn verify {damaged}" in said.err
     assert ("1 queued, 1 damaged" if not words else sound) in said.out
+
+
+BATCH = Found("batch", "night-0123456789ab")
+RUNS: dict[str, tuple[Event, ...]] = {
+    "queued": (),
+    "running": (claimed(),),
+    "waiting": (claimed(), Parked(waiting="paused", detail="paused by ann")),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "states"),
+    [("pause", ["paused", "pausing", "waiting"]), ("cancel", ["cancelling"] * 3), ("message", list(RUNS))],
+)
+def test_what_was_asked_for_shows_before_a_run_has_read_it(
+    kind: MessageKind, states: list[str], archive: Archive, make_run: Make
+) -> None:
+    """Else a person would think that nothing happened, and type it again."""
+    for name, events in RUNS.items():
+        make_run(name, *events)
+        tell(archive, None, Found("run", name), kind, by="ann", at=AT)
+    found = views(archive, RUNS).found
+    assert [report.cells(one)[2] for one in found] == [one.state for one in found] == states
+    assert [report.row(one)["status"] for one in found] == list(RUNS)
+    assert [report.row(one)["unread"] for one in found] == [[kind]] * 3
+
+
+def test_what_was_asked_of_a_batch_shows_in_each_of_its_runs(archive: Archive, make_run: Make) -> None:
+    """Also taken back again."""
+    for name, events in RUNS.items():
+        make_run(name, *events)
+    tell(archive, None, BATCH, "pause", by="ann", at=AT)
+    assert report.counts(views(archive, RUNS)) == "1 paused, 1 pausing, 1 waiting"
+    tell(archive, None, BATCH, "unpause", by="ann", at=AT)
+    assert report.counts(views(archive, RUNS)) == "1 queued, 1 running, 1 waiting"
+
+
+@pytest.mark.parametrize(
+    ("words", "then"),
+    [
+        (["pause", "a"], "waits from its next call on"),
+        (["unpause", "a"], "goes on as soon as a worker is free"),
+        (["cancel", "a"], "is stopped within seconds"),
+        (["steer", "a", "mind the tests"], "reads it before its next step"),
+    ],
+)
+def test_a_word_to_a_run_says_what_comes_of_it(
+    words: list[str], then: str, make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The id is the data, the sentence is for the person."""
+    make_run("a", claimed(), model="openai/gpt-5", prompt="fix it")
+    assert dawn(words) == 0
+    said = capsys.readouterr()
+    assert (said.out, then in said.err) == ("a\n", True)
+
+
+def test_a_follower_that_catches_up_tells_where_open_runs_stand(archive: Archive, make_run: Make) -> None:
+    """A submit of the same thing again replays nothing that was printed before, but what a run asks still counts."""
+    make_run("asks", claimed(), replied())
+    asked = Journal(archive, "asks")
+    asked.append(asked.load(), [ASKED, Parked(waiting="approval", detail="push?")], attempt=1, at=AT)
+    make_run("ended", claimed(), replied(), *ended())
+    make_run("new")
+    follower = Follower(archive, ["asks", "ended", "new"])
+    stands = [(record.run, record.event.type) for record in follower.catch_up()]
+    assert stands == [("asks", "asked"), ("asks", "parked"), ("new", "submitted")]
+    assert list(follower.poll()) == []
+    new = Journal(archive, "new")
+    new.append(new.load(), [claimed()], attempt=None, at=AT)
+    assert [record.event.type for record in follower.poll()] == ["claimed"]

@@ -1,4 +1,5 @@
-"""Owns the commands with which a person has a say in runs: approve, deny, answer, steer, cancel, pause, unpause.
+"""Owns the commands with which a person has a say in runs: approve, deny, answer, steer, cancel, pause, unpause,
+budget.
 Refuses to act on them: what is said is in the archive when the command returns, and the run or the scheduler reads it
 there.
 """
@@ -28,7 +29,7 @@ Binding = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    for command in (approve, deny, answer, steer, cancel, pause, unpause):
+    for command in (approve, deny, answer, steer, cancel, pause, unpause, budget):
         app.command(command.__name__)(command)
 
 
@@ -62,23 +63,51 @@ def steer(run: RunArgument, message: Annotated[str, typer.Argument(help="What th
     found = find(archive, run, kinds=("run",))
     if Journal(archive, found.id).task().model == "none":
         raise ConflictFault(f"run {found.id} has no model that could read it")
-    _tell(archive, where, found, "message", message)
+    _tell(archive, where, found, "message", text=message, then="the model reads it before its next step")
     terminal.emit(found.id)
 
 
 def cancel(name: EitherArgument) -> None:
     """Stop a run, or every run of a batch. What it has done is kept."""
-    _switch(name, "cancel")
+    _switch(name, "cancel", "what runs is stopped within seconds; dawn diff RUN has what it did")
 
 
 def pause(name: EitherArgument) -> None:
     """Let a run, or every run of a batch, wait from its next call on; a call in hand gets the soft limit."""
-    _switch(name, "pause")
+    _switch(name, "pause", "a run waits from its next call on, see dawn status; dawn unpause lets it go on")
 
 
 def unpause(name: EitherArgument) -> None:
     """Let what was paused go on."""
-    _switch(name, "unpause")
+    _switch(name, "unpause", "what was paused goes on as soon as a worker is free")
+
+
+def budget(
+    name: EitherArgument,
+    usd: Annotated[str, typer.Argument(metavar="USD", help="What the whole batch may spend, in all.")],
+) -> None:
+    """Say what a batch may spend; runs that wait for it go on."""
+    from scheduler import budget as budgets
+    from scheduler.runs import Found, find
+    from worker.contract.errors import UsageFault
+    from worker.contract.task import budget_microusd, usd_text
+    from worker.store.journal import Journal
+
+    allowed = budget_microusd(usd)
+    if allowed is None:
+        raise UsageFault(f"{usd!r} is no sum of money", hint="dollars, like 20 or 0.50")
+    where, archive = _place()
+    found = find(archive, name)
+    if found.kind == "run":
+        found = Found("batch", Journal(archive, found.id).task().batch)
+    left = _left(archive, found)
+    task = Journal(archive, left[0]).task()
+    _tell(archive, where, found, "budget", text=usd_text(allowed), then="what waits for it goes on")
+    money = budgets.spending(archive, task)
+    if money is not None and money.used_up:
+        terminal.say(f"note: {money.text} already, so nothing goes on")
+    for run in left:
+        terminal.emit(run)
 
 
 def _answer(run: str, given: Answer, *, call: str | None = None, binding: str = "", reason: str = "") -> None:
@@ -105,28 +134,38 @@ def _answer(run: str, given: Answer, *, call: str | None = None, binding: str = 
     terminal.emit(f"{found.id} {made.call} {made.decision}")
 
 
-def _switch(name: str, kind: MessageKind) -> None:
+def _switch(name: str, kind: MessageKind, then: str) -> None:
     """Print the runs it concerns: those that have not ended."""
-    from scheduler import runs
-    from worker.contract.errors import ConflictFault
+    from scheduler.runs import find
 
     where, archive = _place()
-    found = runs.find(archive, name)
-    marked = {key.removeprefix("open/") for key in archive.list("open/")}
-    left = [run for run in runs.runs_in(archive, found) if run in marked]
-    if not left:
-        raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")
-    _tell(archive, where, found, kind)
+    found = find(archive, name)
+    left = _left(archive, found)
+    _tell(archive, where, found, kind, then=then)
     for run in left:
         terminal.emit(run)
 
 
-def _tell(archive: Archive, where: Settings, to: Found, kind: MessageKind, text: str = "") -> None:
+def _left(archive: Archive, found: Found) -> list[str]:
+    """Those that have not ended. Raises ConflictFault when all have."""
+    from scheduler import runs
+    from worker.contract.errors import ConflictFault
+
+    marked = {key.removeprefix("open/") for key in archive.list("open/")}
+    left = [run for run in runs.runs_in(archive, found) if run in marked]
+    if not left:
+        raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")
+    return left
+
+
+def _tell(archive: Archive, where: Settings, to: Found, kind: MessageKind, *, then: str, text: str = "") -> None:
+    """then: what comes of it, for the person."""
     from scheduler import control
     from scheduler.cli import edge
 
     hints = edge.hints(where)
     control.tell(archive, hints, to, kind, by=edge.actor(), at=edge.stamp(), text=text)
+    terminal.say(then)
     if hints is None:
         terminal.say("note: no stack is running; it counts when one starts")
 

@@ -9,7 +9,11 @@ import typer
 from scheduler.cli import terminal
 
 if TYPE_CHECKING:
-    from scheduler.runs import Views
+    from collections.abc import Mapping, Sequence
+
+    from scheduler.budget import Spending
+    from scheduler.runs import View, Views
+    from worker.store.archive import Archive
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its first letters.")]
@@ -36,7 +40,7 @@ def status(
     json: AsJson = False,
 ) -> None:
     """List batches, or the runs of one."""
-    from scheduler import report, runs
+    from scheduler import budget, report, runs
     from scheduler.cli import edge
 
     archive = edge.archive(edge.settings())
@@ -48,11 +52,14 @@ def status(
             terminal.say(
                 f"note: {views.unwritten} of its {len(named)} runs were never written; submit the batch again"
             )
-        if json:
-            terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in views.found])
+        if found.kind == "batch":
+            budgets = budget.spendings(archive, views.found)
         else:
-            terminal.emit_table(report.HEADINGS, [report.cells(view) for view in views.found])
-            for line in (line for view in views.found for line in report.ways_on(view)):
+            asked = [budget.spending(archive, view.task) for view in views.found]
+            budgets = {money.batch: money for money in asked if money is not None}
+        tell(views.found, budgets, archive, as_json=json)
+        if not json:
+            for line in dict.fromkeys(line for view in views.found for line in report.ways_on(view, budgets)):
                 terminal.say(f"waits for you: {line}")
         _end_if_damaged(views)
         return
@@ -61,12 +68,14 @@ def status(
         still_open = runs.open_batches(archive)
         known = [entry for entry in known[:-BATCHES_SHOWN] if entry.batch in still_open] + known[-BATCHES_SHOWN:]
     listed = [(entry, runs.views(archive, entry.runs)) for entry in known]
+    budgets = budget.spendings(archive, [view for _, views in listed for view in views.found])
     if json:
         rows = [
             {
                 "batch": entry.batch,
                 "submitted_at": entry.at,
-                "runs": [report.row(view) for view in views.found],
+                "runs": [report.row(view, budgets) for view in views.found],
+                "budget": budgets[entry.batch].as_json() if entry.batch in budgets else None,
                 "runs_damaged": views.damaged,
                 "runs_not_written": views.unwritten,
             }
@@ -78,11 +87,25 @@ def status(
     if not listed:
         terminal.say(f"the archive {archive.url} holds no batch yet; begin with `dawn demo`")
     table = [
-        (entry.batch, entry.at[:19].replace("T", " "), str(len(entry.runs)), report.counts(views))
+        (entry.batch, entry.at[:19].replace("T", " "), str(len(entry.runs)), report.counts(views, budgets))
         for entry, views in listed
     ]
     terminal.emit_table(("batch", "submitted (UTC)", "runs", "state"), table)
     _end_if_damaged(*(views for _, views in listed))
+
+
+def tell(found: Sequence[View], budgets: Mapping[str, Spending], archive: Archive, *, as_json: bool) -> None:
+    """Print runs, and what their batches have spent. budgets: by batch, of those that have one."""
+    from scheduler import report
+
+    if as_json:
+        rows = [report.row(view, budgets) for view in found]
+        money = {batch: budget.as_json() for batch, budget in budgets.items()}
+        terminal.emit_json("dawn.runs/1", archive=archive.url, runs=rows, budgets=money)
+        return
+    terminal.emit_table(report.HEADINGS, [report.cells(view, budgets) for view in found])
+    for batch, budget in budgets.items():
+        terminal.say(f"budget of {batch}: {budget.text}")
 
 
 def _end_if_damaged(*listed: Views) -> None:
@@ -104,6 +127,7 @@ def show(
 
     from scheduler import report, runs
     from scheduler.audit import audit_of
+    from scheduler.budget import spending
     from scheduler.cli import edge
 
     archive = edge.archive(edge.settings())
@@ -115,16 +139,18 @@ def show(
         else:
             terminal.emit_table(("at (UTC)", "who", "did", "what", "segment"), [act.cells() for act in acts])
         return
+    budget = spending(archive, view.task)
     if json:
         terminal.emit_json(
             "dawn.run/1",
             archive=archive.url,
-            run=report.row(view),
+            run=report.row(view, {} if budget is None else {budget.batch: budget}),
+            budget=None if budget is None else budget.as_json(),
             task=view.task.model_dump(mode="json"),
             fold=view.run.model_dump(mode="json"),
         )
         return
-    terminal.emit_summary(report.summary(view, datetime.now(UTC)))
+    terminal.emit_summary(report.summary(view, datetime.now(UTC), budget))
 
 
 def logs(

@@ -10,6 +10,7 @@ from scheduler.cli import terminal
 
 if TYPE_CHECKING:
     from scheduler.enqueue import Batch
+    from scheduler.launch import Watched
     from worker.contract.events import Record
     from worker.contract.run import Run
     from worker.contract.settings import Settings
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit and leave; a running stack does the work.")]
 NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Leave with exit code 9 when all that is left waits for a person.")
+    bool,
+    typer.Option("--no-wait", help="Leave when all that is left waits for a person (exit code 9) or for budget (6)."),
 ]
 
 
@@ -53,6 +55,7 @@ def run(
     on_ask: Annotated[
         str, typer.Option(metavar="park|deny|fail", help="What a call that needs a person does.")
     ] = "park",
+    budget: Annotated[float | None, typer.Option(metavar="USD", help="What it may spend; then it waits.")] = None,
     no_wait: NoWait = False,
     detach: Detach = False,
     json: AsJson = False,
@@ -77,6 +80,7 @@ def run(
         "checks": check or [],
         "limits": dict(limit_of(text) for text in limit or []),
         "on_ask": on_ask,
+        **({} if budget is None else {"budget": {"usd": budget}}),
     }
     loaded = parse(
         encoder.dumps(data, indent=2) + "\n", COMMAND_LINE, Path.cwd(), where.limits, load_tools(where.tools)
@@ -134,8 +138,8 @@ def demo() -> None:
         batch_of(scenarios.load(name, where.limits), archive, say=lambda _: None, key=key)
         for name in scenarios.FORETOLD
     ]
-    runs, interrupted = _watch(batches, archive, where, wait=True)
-    views = _tell(list(runs), archive, as_json=False)
+    seen = _watch(batches, archive, where, wait=True)
+    views = _tell(list(seen.runs), archive, as_json=False)
     for view in views:
         terminal.emit(f"\n{view.task.run} ({view.task.batch})")
         terminal.emit(scenarios.diff(archive, view) or scenarios.last_words(view))
@@ -145,7 +149,7 @@ def demo() -> None:
     wrong = scenarios.surprises(views)
     for line in wrong:
         terminal.say(f"not as foretold: {line}")
-    raise typer.Exit(130 if interrupted else 1 if wrong or len(views) < len(batches) else 0)
+    raise typer.Exit(130 if seen.interrupted else 1 if wrong or len(views) < len(batches) else 0)
 
 
 def go(
@@ -166,12 +170,13 @@ def go(
             for batch in batches:
                 terminal.emit(batch.id)
         raise typer.Exit(0)
-    runs, interrupted = _watch(batches, archive, where, wait=wait)
-    _tell(list(runs), archive, as_json=as_json)
-    raise typer.Exit(int(ExitCode.INTERRUPTED if interrupted else exit_code(runs.values())))
+    seen = _watch(batches, archive, where, wait=wait)
+    _tell(list(seen.runs), archive, as_json=as_json)
+    code = exit_code(seen.runs.values(), held=seen.held)
+    raise typer.Exit(int(ExitCode.INTERRUPTED if seen.interrupted else code))
 
 
-def _watch(batches: list[Batch], archive: Archive, where: Settings, *, wait: bool) -> tuple[dict[str, Run], bool]:
+def _watch(batches: list[Batch], archive: Archive, where: Settings, *, wait: bool) -> Watched:
     from scheduler import launch
     from scheduler.cli import edge, transcript
 
@@ -186,14 +191,13 @@ def _watch(batches: list[Batch], archive: Archive, where: Settings, *, wait: boo
 
 
 def _tell(runs: list[str], archive: Archive, *, as_json: bool) -> list[Any]:
-    from scheduler import report
+    from scheduler.budget import spendings
+    from scheduler.cli import read
     from scheduler.runs import views
 
     found = views(archive, runs).found
-    if as_json:
-        terminal.emit_json("dawn.runs/1", archive=archive.url, runs=[report.row(view) for view in found])
-    else:
-        terminal.emit_table(report.HEADINGS, [report.cells(view) for view in found])
+    read.tell(found, spendings(archive, found), archive, as_json=as_json)
+    if not as_json:
         for view in found:
             terminal.say(f"see it: dawn show {view.task.run}")
     return found

@@ -4,7 +4,7 @@ decision on its question. Refuses to act on it: the attempt does, or the schedul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -73,12 +73,16 @@ class Mail:
         return run
 
 
-def read_mail(archive: Archive, run: Run, batch: str) -> Mail:
-    """Three requests at most. Raises StoreFault, IntegrityFault."""
+def read_mail(
+    archive: Archive, run: Run, batch: str, control: Callable[[str], Sequence[Message]] | None = None
+) -> Mail:
+    """Three requests at most. control: gives all messages to a batch, for who looks at many of its runs. Raises
+    StoreFault, IntegrityFault."""
+    told = Control(archive, batch).read(run.control_seen) if control is None else control(batch)
     return Mail(
         run,
         Inbox(archive, run.id).read(run.inbox_seen),
-        Control(archive, batch).read(run.control_seen),
+        [message for message in told if message.n >= run.control_seen],
         None if run.asked is None else read_decision(archive, run.id, run.asked.call_id),
     )
 
