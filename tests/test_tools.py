@@ -44,11 +44,11 @@ def show(data: bytes, **limits: Any) -> str:
 
 
 def test_every_tool_has_one_line_and_a_closed_schema() -> None:
-    """Ten tools; unknown arguments are refused by schema."""
+    """Eleven tools; unknown arguments are refused by schema."""
     specs = Toolset().specs
     assert [spec.name for spec in specs] == [
         *("list_files", "read_file", "search", "write_file", "edit_file"),
-        *("run_command", "run_checks", "read_output", "update_plan", "ask_person"),
+        *("run_command", "run_checks", "read_output", "update_plan", "ask_person", "delegate"),
     ]
     assert all("\n" not in spec.description and spec.schema["additionalProperties"] is False for spec in specs)
 

@@ -29,6 +29,7 @@ from worker.contract.events import (
     Verdict,
 )
 from worker.contract.run import FAILED_VERDICTS, Run
+from worker.delegate import RunHost, take_stock
 from worker.ending import Ending
 from worker.environments import Prepared, recorded
 from worker.hosting import AttemptHost
@@ -135,6 +136,7 @@ class _Attempt:
         lost = lost_reply(self.task, before, self.ledger.records, self._tools().specs, self.station.prices)
         if lost is not None:
             self.ledger.commit(lost)
+        take_stock(before, self.ledger, self.station)
         if (ended := self.mailbox.take() or self.mailbox.decide()) is not None:
             return self.ending.left(ended)
         try:
@@ -144,7 +146,7 @@ class _Attempt:
         prepared = self._prepare()
         with (
             self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace,
-            AttemptHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mailbox) as host,
+            RunHost(self.task, self.station, self.ledger, workspace, prepared, self.cancel, self.mailbox) as host,
         ):
             host.restore()
             return self._loop(host, workspace, prepared, model)

@@ -13,6 +13,7 @@ from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.models.prices import Prices
 from worker.models.protocol import ToolSpec
+from worker.tools.notes import Delegate
 
 
 def lost_reply(
@@ -35,4 +36,5 @@ def lost_reply(
 def _may_have_asked(task: Task, before: Run) -> bool:
     """Whether it was the model's turn, or all was shown to it but the last observation was not committed yet."""
     commands = before.command_steps < len(task.commands) or (before.pending and before.steps == before.command_steps)
-    return before.status == "running" and not commands and (before.turn == "model" or len(before.pending) == 1)
+    shown = len(before.pending) == 1 and before.pending[0].name != Delegate.name  # its answer is committed at once
+    return before.status == "running" and not commands and (before.turn == "model" or shown)

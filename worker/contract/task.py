@@ -17,7 +17,7 @@ TASK_VERSION: Final = 2
 TOOL_NAMES: Final = frozenset(
     {
         *("list_files", "read_file", "search", "write_file", "edit_file"),
-        *("run_command", "run_checks", "read_output", "update_plan", "ask_person"),
+        *("run_command", "run_checks", "read_output", "update_plan", "ask_person", "delegate"),
     }
 )
 """Of our own tools (worker/tools/toolset.py)."""

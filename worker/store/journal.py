@@ -84,7 +84,8 @@ class Journal:
             raise ConflictFault(f"run {self.run} exists already with another task", hint="submit under another key")
         if self._archive.size(keys.segment(self.run, 0)) is not None:
             return False  # the marker came before segment 0, and may be gone because the run is sealed
-        self._archive.create(keys.open_marker(self.run), b"")
+        if not keys.is_delegate(self.run):  # nobody rings it: it is worked on with its run
+            self._archive.create(keys.open_marker(self.run), b"")
         try:
             self.append(Run(id=self.run), opening, attempt=None, at=at)
         except AppendConflict:

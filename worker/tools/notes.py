@@ -1,4 +1,5 @@
-"""Owns the tools that need no container: update_plan, read_output and ask_person. Refuses to keep anything itself."""
+"""Owns the tools that need no container: update_plan, read_output, ask_person and delegate. Refuses to keep anything
+itself."""
 
 from __future__ import annotations
 
@@ -95,3 +96,23 @@ class AskPerson:
 
     def command(self, arguments: Any, context: ToolContext) -> Answer:
         return Answer("nobody can be asked here; decide from what you find", ok=False)
+
+
+class DelegateArguments(ToolArguments):
+    goal: Annotated[
+        str,
+        Field(min_length=1, max_length=8_000, description="all it needs to know: it cannot see your conversation"),
+    ]
+
+
+class Delegate:
+    """A question to an agent of its own; worker/delegate.py has it answered, so that a call which gets here is one's
+    who may not ask another."""
+
+    name = "delegate"
+    description = "Let another agent find something out in this repository; it only reads, and answers shortly."
+    Arguments = DelegateArguments
+    effect: ClassVar[Literal["read"]] = "read"
+
+    def command(self, arguments: Any, context: ToolContext) -> Answer:
+        return Answer("nobody can be sent from here; look for yourself", ok=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -28,17 +29,21 @@ class RunCommandArguments(ToolArguments):
         return command
 
 
+@dataclass(frozen=True)
 class RunCommand:
-    """Any shell command, in a container of its own."""
+    """Any shell command, in a container of its own. effect read: on a workspace that is mounted read-only."""
 
-    name = "run_command"
-    description = "Run a shell command in a new container and return its exit code and output."
-    Arguments = RunCommandArguments
-    effect: ClassVar[Literal["write"]] = "write"
+    effect: Literal["read", "write"] = "write"
+    description: str = "Run a shell command in a new container and return its exit code and output."
+    name: ClassVar[str] = "run_command"
+    Arguments: ClassVar[type[ToolArguments]] = RunCommandArguments
 
     def command(self, arguments: Any, context: ToolContext) -> list[Command] | Answer:
         timeout_s = arguments.timeout_s or context.limits.call_timeout_s
-        return [shell(arguments.command, context.path, timeout_s)]
+        return [replace(shell(arguments.command, context.path, timeout_s), writes=self.effect == "write")]
+
+
+LOOK_COMMAND = RunCommand("read", "Run a shell command in a new container. It can read the workspace, not change it.")
 
 
 class RunChecksArguments(ToolArguments):

@@ -16,18 +16,25 @@ from worker.contract.events import ToolCall
 from worker.contract.task import Task
 from worker.models.protocol import ToolSpec
 from worker.tools.files import FILE_TOOLS
-from worker.tools.notes import AskPerson, ReadOutput, UpdatePlan
+from worker.tools.notes import AskPerson, Delegate, ReadOutput, UpdatePlan
 from worker.tools.own import CommandTool
-from worker.tools.shell import RunChecks, RunCommand
+from worker.tools.shell import LOOK_COMMAND, RunChecks, RunCommand
 from worker.tools.tool import ARGUMENTS_BYTES_MAX, ArgumentsShape, Tool, ToolArguments
 
-TOOLS: tuple[Tool, ...] = (*FILE_TOOLS, RunCommand(), RunChecks(), ReadOutput(), UpdatePlan(), AskPerson())
+OWN_TOOLS = (RunCommand(), RunChecks(), ReadOutput(), UpdatePlan(), AskPerson(), Delegate())
+TOOLS: tuple[Tool, ...] = (*FILE_TOOLS, *OWN_TOOLS)
 ERRORS_SHOWN = 10
 
 
 def toolset(task: Task) -> Toolset:
     """What a task offers: ours but for those it withholds, and its own."""
     return Toolset((*TOOLS, *map(CommandTool, task.tools)), without=withheld(task))
+
+
+def delegates_toolset(task: Task) -> Toolset:
+    """What a task offers to a delegate: what only reads, and nobody to delegate to."""
+    known: tuple[Tool, ...] = (*FILE_TOOLS, LOOK_COMMAND, ReadOutput(), *map(CommandTool, task.tools))
+    return Toolset([tool for tool in known if tool.effect != "write"], without=task.without_tools)
 
 
 def withheld(task: Task) -> tuple[str, ...]:
