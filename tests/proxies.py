@@ -85,7 +85,8 @@ class HttpProxy(ThreadingHTTPServer):
     damage: changes a body on its way to the store; onward: changes a path.
     away: every connection is reset.
     raw: store a chunked upload with its framing, as endpoints do that do not know it.
-    cut_bodies_at: answers to GET break off after so many bytes.
+    cut_bodies_at: answers to GET break off after so many bytes. cut: (method, path) -> after how many bytes of its
+    body this one answer is reset, or None.
     date: what the Date header of every answer says.
     keys: with them what is changed onward is signed anew, for stores that check it.
     """
@@ -110,6 +111,7 @@ class HttpProxy(ThreadingHTTPServer):
         self.away = False
         self.raw = False
         self.cut_bodies_at: int | None = None
+        self.cut: Callable[[str, str], int | None] = lambda method, path: None
         self.date: datetime | None = None
         self.keys: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -190,6 +192,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and limit is not None and len(data) > limit:
             self.wfile.write(data[:limit])
             self.close_connection = True
+            return
+        if (limit := self.server.cut(self.command, self.path)) is not None:
+            self.wfile.write(data[:limit])
+            self.reset()
             return
         self.wfile.write(data)
 

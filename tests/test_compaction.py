@@ -258,6 +258,12 @@ def test_a_summary_of_no_use_replaces_nothing(reply: Reply) -> None:
     assert (transcript.run.cost_microusd, transcript.run.tokens) == (7, 5)
 
 
+def test_a_summary_that_is_no_valid_text_is_made_so() -> None:
+    """T15: a model of one's own may answer half a surrogate pair."""
+    transcript = long_run()
+    assert summarized(transcript, "half \ud83d").summary == "half \ufffd"
+
+
 def test_each_try_keeps_and_shows_less() -> None:
     """A provider that finds the request for a summary too long is shown half as much the next time."""
     transcript = long_run()

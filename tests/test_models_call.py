@@ -56,23 +56,6 @@ pytestmark = pytest.mark.parametrize("provider", ["anthropic", "openai"])
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "retryable", "retry_after"),
-    [
-        ("slow down", "unavailable", True, 3.0),
-        ("overload", "unavailable", True, None),
-        ("bad key", "auth", False, None),
-        ("nobody answers this", "bad_request", False, None),
-    ],
-)
-def test_another_ones_server_errors_become_typed_faults(
-    aimock: str, provider: str, text: str, reason: str, retryable: bool, retry_after: float | None
-) -> None:
-    """429 with its Retry-After, 529, 401 and 404 of aimock."""
-    fault = fault_of(provider, aimock, text)
-    assert (fault.reason, fault.retryable, fault.retry_after_s) == (reason, retryable, retry_after)
-
-
-@pytest.mark.parametrize(
     ("status", "message", "reason", "retryable"),
     [
         (400, "prompt is too long: 201234 tokens > 200000 maximum", "context", False),

@@ -178,7 +178,7 @@ class Transcript:
         before = self._messages[self._head : self._start(asked.through)]
         beside = (self._summarized(asked.through, ""), self._reminder())
         gained_bytes = sum(map(compaction.size_bytes, before)) - sum(map(compaction.size_bytes, beside))
-        made = reply.text.strip() if reply.stop in ("end", "calls") else ""
+        made = rendering.valid(reply.text.strip()) if reply.stop in ("end", "calls") else ""
         useful = 0 < 2 * len(made.encode()) <= gained_bytes
         return Compacted(
             through=asked.through if useful else 0,

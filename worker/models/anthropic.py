@@ -178,7 +178,9 @@ def _turn(turn: Turn) -> list[dict[str, Any]]:
             continue  # the API refuses back what it gave: text without a visible character
         content.append(block)
     # Thinking must be followed by something; a turn of which nothing else is left is not sent.
-    return content if content and content[-1]["type"] not in _THINKING else []
+    while content and content[-1]["type"] in _THINKING:
+        content.pop()
+    return content
 
 
 def _native(reply: Reply) -> list[dict[str, Any]]:

@@ -170,9 +170,10 @@ def _turn(turn: Turn) -> Iterator[dict[str, Any]]:
 
 
 def _native(reply: Reply) -> dict[str, Any]:
-    """The message of a reply, a shallow copy; null fields are left out, because not every server takes them back."""
+    """The message of a reply, a shallow copy; null and empty fields (`annotations`) are left out, because not every
+    server takes them back."""
     if isinstance(reply.native, dict) and reply.native.get("provider") == PROVIDER:
-        return {key: value for key, value in reply.native["message"].items() if value is not None}
+        return {key: value for key, value in reply.native["message"].items() if value not in (None, [])}
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in reply.calls
