@@ -1,5 +1,6 @@
 """Owns stand-ins of the outside world that keep our own protocols: an archive and Redis hints, both in memory (the
-engine is in double_sandbox.py). Refuses to misbehave by itself (gates.py does): both pass their conformance suites.
+engine is in double_sandbox.py), and accounts without a rate. Refuses to misbehave by itself (gates.py does): archive
+and hints pass their conformance suites.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.settings import Rate
 from worker.store import keys
 from worker.store.archive import prove_create_only
 from worker.store.hints import CONTROL_TTL_S, WorkerOffer
@@ -187,3 +189,17 @@ class MemoryHints:
     def _live(self, prefix: str) -> dict[str, Any]:
         names = [key for key in self._values if key.startswith(prefix)]
         return {key.removeprefix(prefix): value for key in names if (value := self._get(key)) is not None}
+
+
+class FreePacing:
+    """A Pacing that grants all. asked: account, batch and tokens of each request and of what was counted after it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int]] = []
+
+    def take(self, account: str, batch: str, rate: Rate, tokens: int) -> float:
+        self.asked.append((account, batch, tokens))
+        return 0.0
+
+    def settle(self, account: str, batch: str, rate: Rate, tokens: int) -> None:
+        self.asked.append((account, batch, tokens))

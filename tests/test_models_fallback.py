@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from doubles import MemoryHints
+from doubles import FreePacing, MemoryHints
 from model_server import ModelServer
 
 from scheduler.enqueue import freeze
@@ -92,6 +92,7 @@ def test_a_manifest_names_them(model_server: ModelServer) -> None:
         recorded=lambda run: [],
         programs=Programs({}, {}),
         holds=MemoryHints(time.monotonic),
+        pacing=FreePacing(),
     )
     assert model.name == "openai/a"
     assert (ask(model).text, len(model_server.bodies)) == ("Done.", 2)

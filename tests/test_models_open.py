@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from doubles import MemoryHints
+from doubles import FreePacing, MemoryHints
 
 from worker.contract.errors import ExitCode, InvalidFault, ProviderFault, UsageFault
 from worker.contract.events import Reply
 from worker.contract.model_name import ModelName, parse_model_name
-from worker.contract.settings import Settings
+from worker.contract.settings import Rate, Settings
 from worker.contract.task import Repo, Task
 from worker.models.anthropic import AnthropicModel
 from worker.models.held import HeldModel
 from worker.models.open import open_model
 from worker.models.openai import OpenAIModel
+from worker.models.paced import PacedModel
 from worker.models.processes import Programs
 from worker.models.program import ProgramModel
 from worker.models.protocol import Model
@@ -31,7 +32,7 @@ def nothing_recorded(run: str) -> Sequence[Reply]:
     raise AssertionError(run)
 
 
-def opened(model: str, env: dict[str, str] | None = None, listed: Mapping[str, str] = {}, **settings: str) -> Model:
+def opened(model: str, env: dict[str, str] | None = None, listed: Mapping[str, str] = {}, **settings: Any) -> Model:
     task = Task(
         run="r",
         batch="b",
@@ -49,6 +50,7 @@ def opened(model: str, env: dict[str, str] | None = None, listed: Mapping[str, s
         recorded=nothing_recorded,
         programs=Programs(listed, env or {}),
         holds=MemoryHints(time.monotonic),
+        pacing=FreePacing(),
     )
 
 
@@ -109,6 +111,7 @@ def test_a_replay_asks_for_the_replies_of_the_run_it_names() -> None:
         recorded=lambda run: asked.append(run) or [Reply(text="hi")],
         programs=Programs({}, {}),
         holds=MemoryHints(time.monotonic),
+        pacing=FreePacing(),
     )
     assert isinstance(model, ReplayModel)
     assert asked == ["r-9"]
@@ -166,6 +169,22 @@ def test_a_compatible_server_of_ones_own_needs_no_key() -> None:
     model = held(opened("openai/m", openai_base_url="http://localhost:8080/v1"))
     assert isinstance(model, OpenAIModel)
     assert model.account.base_url == "http://localhost:8080/v1"
+
+
+@pytest.mark.parametrize(
+    ("name", "rated", "cache_is_free"),
+    [("openai/m", "openai", False), ("anthropic/m", "anthropic", True), ("command:mine/large", "mine", False)],
+)
+def test_a_rate_is_kept_by_the_account_that_it_names(name: str, rated: str, cache_is_free: bool) -> None:
+    """In turns between batches; other accounts have none. Anthropic counts nothing that it reads from its cache."""
+    keys = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a"}
+    for rates in ({rated: Rate(tokens_per_min=7)}, {"other": Rate(tokens_per_min=7)}):
+        model = opened(name, keys, {"mine": "/bin/cat"}, rates=rates)
+        assert isinstance(model, HeldModel)
+        assert isinstance(model.model, PacedModel) == (rated in rates)
+        if isinstance(model.model, PacedModel):
+            assert (model.model.account, model.model.batch, model.model.rate) == (model.account, "b", rates[rated])
+            assert model.model.cache_is_free == cache_is_free
 
 
 def test_opening_a_model_loads_no_sdk() -> None:

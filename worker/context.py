@@ -144,6 +144,7 @@ class Transcript:
             tools=self._tools,
             step=run.steps + 1,
             reply_index=run.command_steps if phase == "commands" else run.steps - run.command_steps,
+            tokens=self.tokens,
         )
 
     @property
@@ -169,6 +170,7 @@ class Transcript:
             tools=(),
             purpose="summary",
             reply_index=self._run.compactions,
+            tokens=round(len(asked.encode()) / compaction.BYTES_PER_TOKEN),
         )
         return Summary(through, request)
 

@@ -14,7 +14,7 @@ from typing import Literal
 import structlog
 
 from worker import context, meter, policy
-from worker.contract.errors import BudgetFault, FencedFault, InvalidFault, ProviderFault, StoreFault
+from worker.contract.errors import BudgetFault, FencedFault, InvalidFault, PacedFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Event,
     Failure,
@@ -37,6 +37,12 @@ __all__ = ["Host", "Stopped", "Tools", "work"]
 
 RETRY_DELAYS_S = (1.0, 4.0, 15.0)
 RETRY_AFTER_MAX_S = 60.0
+
+TURN_POLL_S = 1.0
+"""Whoever waits for an account's rate asks at least so often: a turn that nobody takes is lost."""
+TURN_MAX_S = 60.0
+TURN_PAUSE_S = 60.0
+"""Waited with a worker, then without: a new attempt takes seconds to begin."""
 
 
 def work(
@@ -197,10 +203,12 @@ def _finish(host: Host, failure: Failure | None, *before: Event, text: str | Non
 
 @dataclass
 class _Patience:
-    """How often the reply that is due was asked for in vain; cuts: connections that ended meanwhile."""
+    """How often the reply that is due was asked for in vain; cuts: connections that ended meanwhile; turn_s: how long
+    it waited for its account's rate."""
 
     tries: int = 0
     cuts: int = 0
+    turn_s: float = 0.0
 
 
 def _ask(
@@ -215,11 +223,14 @@ def _ask(
         return Failure(cls="provider", reason="bad_request", detail=str(fault))
     except BudgetFault as fault:
         return _out_of_money(host, fault)
+    except PacedFault as fault:
+        return _out_of_turn(host, fault, patience)
     except ProviderFault as fault:
         if fault.unheard_microusd is not None:
             host.commit(Unrecorded(cost_microusd=fault.unheard_microusd, detail=f"perhaps paid for: {fault}"))
         return _in_trouble(host, fault, patience)
     patience.tries = patience.cuts = 0
+    patience.turn_s = 0.0
     return reply
 
 
@@ -229,6 +240,19 @@ def _out_of_money(host: Host, fault: BudgetFault) -> Failure | Parked:
     if budget is not None and budget.on_limit == "stop":
         return Failure(cls="limit", reason=fault.reason, detail=str(fault))
     return host.wait_for_budget(fault.until, str(fault))
+
+
+def _out_of_turn(host: Host, fault: PacedFault, patience: _Patience) -> Stopped | Parked | None:
+    """Others come first: the run waits in short parts, between which it hears what people say, and then for longer
+    without a worker. It is no trouble, and no try is counted."""
+    asked_s = fault.retry_after_s or 0.0
+    if patience.turn_s >= TURN_MAX_S:
+        return host.wait_for_provider(max(asked_s, TURN_PAUSE_S), str(fault))
+    if patience.turn_s == 0:
+        LOG.info("waits_for_rate", fault=str(fault), at_most_s=TURN_MAX_S)
+    wait_s = min(asked_s, TURN_POLL_S)
+    patience.turn_s += wait_s
+    return Stopped(host.cancel.reason) if host.cancel.wait(wait_s) else None
 
 
 def _in_trouble(host: Host, fault: ProviderFault, patience: _Patience) -> Failure | Stopped | Parked | None:

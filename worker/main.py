@@ -23,6 +23,7 @@ from worker.contract.redact import without_passwords
 from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.models.held import LOOK_S, Holds
+from worker.models.paced import Pacing
 from worker.models.prices import Prices, open_prices
 from worker.models.processes import Programs
 from worker.models.protocol import Model
@@ -99,13 +100,16 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
     from worker.before_call import open_hook
     from worker.contract.redact import redactor_from_env
     from worker.memory import Notes
+    from worker.models.open import check_rates
     from worker.sandbox.sandbox import DockerSandbox
     from worker.store.archive import open_archive
     from worker.store.hints import Hints
     from worker.store.logs import configure_logs
+    from worker.store.pace import Pace
 
     if settings.redis_url is None:
         raise UsageFault("a worker needs DAWN_REDIS_URL", hint="`dawn up` starts a Redis of its own and sets it")
+    check_rates(settings)
     prices = open_prices(settings)
     redactor = redactor_from_env(os.environ)
     configure_logs(mask=redactor.text)
@@ -131,7 +135,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         redactor=redactor,
         secrets=secrets,
         spool=Spool(settings.spool_bytes),
-        open_model=lambda task: _open_model(task, settings, env, archive, programs, holds, prices),
+        open_model=lambda task: _open_model(task, settings, env, archive, programs, holds, Pace(holds), prices),
         prices=prices,
         before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
         how_ended=Notes(settings.state_dir / "workers").how_ended,
@@ -150,6 +154,7 @@ def _open_model(
     archive: Archive,
     programs: Programs,
     holds: Holds,
+    pacing: Pacing,
     prices: Prices,
 ) -> Model:
     from worker.models.open import open_model
@@ -163,7 +168,14 @@ def _open_model(
         return [event.reply for event in events if isinstance(event, Replied) and event.phase == "model"]
 
     return open_model(
-        task, settings, secrets_env=env, recorded=recorded, programs=programs, holds=holds, prices=prices
+        task,
+        settings,
+        secrets_env=env,
+        recorded=recorded,
+        programs=programs,
+        holds=holds,
+        pacing=pacing,
+        prices=prices,
     )
 
 

@@ -160,6 +160,15 @@ class ProviderFault(Fault):
         self.unheard_microusd: int | None = None
 
 
+class PacedFault(ProviderFault):
+    """A provider's account is asked as fast as this deployment allows: nothing was sent, and nobody else need wait
+    because of it. retry_after_s: when to ask again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__("unavailable", message, retryable=True, retry_after_s=retry_after_s)
+        self.shared = False
+
+
 class BudgetFault(Fault):
     """A budget that many runs share is used up: no model is asked. reason: batch_budget or day_budget.
 

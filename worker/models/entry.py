@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from threading import Event, Thread
 from typing import Final
 
@@ -24,6 +24,11 @@ from worker.models.protocol import Model, ModelRequest, cancelled_fault, late_fa
 GROUP: Final = "dawnfleet.models"
 
 
+def installed() -> dict[str, EntryPoint]:
+    """By name, what packages beside this one bring."""
+    return {found.name: found for found in entry_points(group=GROUP)}
+
+
 def open_entry(name: str, asked: str, secrets: Mapping[str, str]) -> Model:
     """The model of an installed entry point. name: as the task has it; asked: `ENTRY` or `ENTRY/MODEL`.
 
@@ -31,15 +36,15 @@ def open_entry(name: str, asked: str, secrets: Mapping[str, str]) -> Model:
     ProviderFault.
     """
     entry, _, model = asked.partition("/")
-    installed = {found.name: found for found in entry_points(group=GROUP)}
-    if entry not in installed:
-        known = f"known are {', '.join(sorted(installed))}" if installed else "there is none"
+    found = installed()
+    if entry not in found:
+        known = f"known are {', '.join(sorted(found))}" if found else "there is none"
         raise InvalidFault(
             f"no installed package has a model {entry!r}; {known}",
             hint=f"install one with an entry point in {GROUP} beside each worker",
         )
     try:
-        return EntryModel(name, installed[entry].load()(model, secrets))
+        return EntryModel(name, found[entry].load()(model, secrets))
     except (Exception, SystemExit) as error:
         raise _fault(name, error) from error
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from worker.contract.cancel import Cancel
-from worker.contract.errors import ProviderFault
+from worker.contract.errors import PacedFault, ProviderFault
 from worker.contract.events import Reply
 from worker.models.protocol import Model, ModelRequest
 
@@ -24,14 +24,15 @@ class FallbackModel:
     models: tuple[Model, ...]
 
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
-        """One answer. Raises ProviderFault: at once one that another model would not help against, else the one with
-        the shortest wait."""
+        """One answer. Raises ProviderFault: at once one that another model would not help against, and the wait for
+        the rate of the first, which is no trouble; else the one with the shortest wait."""
         faults: list[ProviderFault] = []
         for model in self.models:
             try:
                 return model.reply(request, timeout_s=timeout_s / len(self.models), cancel=cancel)
             except ProviderFault as fault:
-                if not fault.retryable:
+                waits = isinstance(fault, PacedFault) and not faults
+                if waits or not fault.retryable:
                     raise
                 faults.append(fault)
                 LOG.warning("model_passed_over", model=model.name, fault=str(fault))

@@ -55,8 +55,8 @@ class ModelRequest:
     """system: the standing instructions. messages: oldest first, starts with a UserMessage.
 
     step: number the reply will have, from 1. reply_index: how many replies of this model were committed before.
-    purpose: summary asks for words that stand for a part of the conversation; it is no step, and reply_index counts
-    the summaries before it.
+    tokens: about how many the request has, 0 where nobody reckoned. purpose: summary asks for words that stand for a
+    part of the conversation; it is no step, and reply_index counts the summaries before it.
     """
 
     system: str
@@ -65,6 +65,7 @@ class ModelRequest:
     step: int
     reply_index: int
     max_output_tokens: int = 16_384
+    tokens: int = 0
     purpose: Literal["reply", "summary"] = "reply"
 
 
