@@ -110,7 +110,9 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
     if task.prompt:
         lines.append(("asked", task.prompt.strip()))
     if task.commands:
-        lines.append(("commands", "\n".join(task.commands)))
+        ends = dict(view.run.failed_commands)
+        told = [f"{line}  ({ends[n]})" if n in ends else line for n, line in enumerate(task.commands, start=1)]
+        lines.append(("commands", "\n".join(told)))
     lines.append(("model", task.model))
     if run.verdict:
         lines.append(("checks", _checks(run.verdict)))
@@ -204,7 +206,10 @@ def _detail(view: View, budgets: Budgets) -> str:
         return _waits_for(view, budgets) or (f"not before {run.not_before}" if run.not_before else "")
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()
-    return sealed.detail
+    if sealed.detail:
+        return sealed.detail
+    commands = dict(enumerate(view.task.commands, start=1))
+    return "; ".join(f"{end}: {commands.get(number, '')}" for number, end in run.failed_commands)
 
 
 def _checks(verdict: Verdict) -> str:

@@ -85,6 +85,14 @@ def find(archive: Archive, word: str, *, kinds: Sequence[Literal["batch", "run"]
     raise ConflictFault(f"{word!r} could be {shown}{more}", hint="give more letters of the id")
 
 
+def find_journal(archive: Archive, word: str) -> str:
+    """Whose journal a word names: a run, as `find` does, or behind `/delegates/` the call of one that a delegate has
+    answered. Raises as find."""
+    run, _, call = word.partition("/delegates/")
+    name = find(archive, run, kinds=("run",)).id
+    return keys.delegate(name, call) if call else name
+
+
 def runs_in(archive: Archive, found: Found) -> list[str]:
     """The runs of a batch in the manifest's order, or the one run. Raises NotFoundFault for a batch whose submit was
     cut off before it named its runs."""

@@ -385,6 +385,18 @@ def test_cancel_of_a_batch_reaches_every_run(archive: Archive, capsys: pytest.Ca
     assert len(capsys.readouterr().out.split()) == 2
 
 
+@pytest.mark.parametrize("group", [[], ["images"]])
+def test_no_line_of_a_list_of_commands_is_cut(
+    group: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the narrowest terminal that people use, 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert dawn([*group, "--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert len(commands) > 3
+    assert [line for line in commands if line.endswith("...") or len(line.split()) < 2] == []
+
+
 def test_help_of_worker_names_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     """What the process takes can be read where it is started."""
     assert dawn(["worker", "--help"]) == 0

@@ -297,6 +297,23 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
     assert budget_microusd(text) is None
 
 
+def ended_command(step: int, phase: Literal["commands", "model"], status: str, code: int | None) -> list[Event]:
+    call = ToolCall(id=f"c{step}", name="run_command", arguments="{}")
+    seen = {"call_id": call.id, "tool": call.name, "status": status, "exit_code": code}
+    return [
+        Replied(step=step, phase=phase, reply=Reply(calls=(call,), stop="calls")),
+        Observed(observation=Observation.model_validate(seen)),
+    ]
+
+
+def test_commands_that_failed_are_counted_apart_from_the_models() -> None:
+    """Only the checks judge what a command left, so somebody must be told that it failed."""
+    ends: list[tuple[str, int | None]] = [("ok", 0), ("error", 3), ("timeout", 137), ("denied", None)]
+    events = [one for step, end in enumerate(ends, start=1) for one in ended_command(step, "commands", *end)]
+    run = fold(chained([*events, *ended_command(5, "model", "error", 1)]))
+    assert run.failed_commands == ((2, "exit code 3"), (3, "timeout"), (4, "denied"))
+
+
 # --- exit codes ---
 
 

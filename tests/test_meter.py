@@ -6,7 +6,8 @@ import pytest
 from transcripts import Transcript, shell, task
 
 from worker import meter
-from worker.contract.events import FedBack, Observation, Observed, PlanItem, Steered
+from worker.contract.events import FedBack, Observation, ObservationStatus, Observed, PlanItem, Steered
+from worker.contract.run import Run
 from worker.contract.task import Limits
 
 
@@ -148,5 +149,34 @@ def test_a_command_that_was_undone_or_killed_did_not_do_its_work(
     """T39: a linter's exit code is its own, but work that was rolled back is never a run without changes."""
     transcript = Transcript(task())
     transcript.step("codemod", output, tree=tree, status="error", exit_code=exit_code)
-    broken = meter.broken_command(transcript.records())
+    broken = meter.broken_command(transcript.records(), Limits())
     assert (broken.detail if broken else "None").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("status", "limit"), [("timeout", "limit call_timeout_s is 120"), ("oom", "limit memory_bytes is 2147483648")]
+)
+def test_a_command_that_met_a_limit_names_it(status: ObservationStatus, limit: str) -> None:
+    """Who reads it knows what to raise, and from where."""
+    transcript = Transcript(task())
+    transcript.step("codemod", "", status=status, exit_code=137)
+    broken = meter.broken_command(transcript.records(), Limits())
+    assert broken is not None
+    assert broken.detail == f"a command ended with {status}, exit code 137; {limit}"
+
+
+@pytest.mark.parametrize(
+    ("run", "repeats", "turns", "limit"),
+    [
+        ({"failing_calls": 8}, 0, 0, "limit failing_calls is 8"),
+        ({"empty_replies": 3}, 0, 0, "limit empty_replies is 3"),
+        ({"malformed_replies": 3}, 0, 0, "limit malformed_replies is 3"),
+        ({}, 10, 0, "limit repeats is 10"),
+        ({}, 0, 10, "limit repeats is 10"),
+    ],
+)
+def test_an_agent_that_is_stopped_names_the_limit(run: dict[str, int], repeats: int, turns: int, limit: str) -> None:
+    """With its number, as the limits of money, steps and time do."""
+    stopped = meter.stop(Run(**run), Limits(), repeats, 0, turns)
+    assert stopped is not None
+    assert stopped.detail.endswith(limit)

@@ -13,7 +13,7 @@ from scheduler.cli.main import run as dawn
 from scheduler.control import tell
 from scheduler.follow import Follower
 from scheduler.runs import Found, view, views
-from worker.contract.events import Asked, Event, Failure, MessageKind, Parked, Sealed
+from worker.contract.events import Asked, Event, Failure, MessageKind, Observation, Observed, Parked, Sealed
 from worker.contract.run import Run
 from worker.store import keys
 from worker.store.archive import Archive
@@ -176,3 +176,13 @@ def test_a_follower_that_catches_up_tells_where_open_runs_stand(archive: Archive
     new = Journal(archive, "new")
     new.append(new.load(), [claimed()], attempt=None, at=AT)
     assert [record.event.type for record in follower.poll()] == ["claimed"]
+
+
+def test_a_command_that_failed_is_named(archive: Archive, make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """The checks judge what it left, but a person must see that a codemod did not do its work."""
+    failed = Observation(call_id="c1", tool="run_command", status="error", exit_code=3)
+    step = replied().model_copy(update={"phase": "commands"})
+    make_run("a", claimed(), step, Observed(observation=failed), *ended(), commands=("fix --all", "format"))
+    assert report.cells(view(archive, "a"))[-1] == "exit code 3: fix --all"
+    assert dawn(["show", "a"]) == 0
+    assert "commands    fix --all  (exit code 3)\n            format\n" in capsys.readouterr().out

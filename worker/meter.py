@@ -54,20 +54,25 @@ def stop(run: Run, limits: Limits, repeats: int, working_s: float, turns: int = 
     if working_s >= limits.working_time_s:
         return out_of_time(limits)
     if run.failing_calls >= limits.failing_calls:
-        return Failure(cls="agent", reason="failing_calls", detail=f"{run.failing_calls} calls in a row failed")
+        detail = f"{run.failing_calls} calls in a row failed; limit failing_calls is {limits.failing_calls}"
+        return Failure(cls="agent", reason="failing_calls", detail=detail)
     if repeats >= limits.repeats:
-        return Failure(cls="agent", reason="loop", detail=f"the same call gave the same result {repeats} times")
+        detail = f"the same call gave the same result {repeats} times; limit repeats is {limits.repeats}"
+        return Failure(cls="agent", reason="loop", detail=detail)
     if turns >= limits.repeats:
-        detail = f"{turns} changes in a row led back and forth between the same two states of the files"
+        back = "led back and forth between the same two states of the files"
+        detail = f"{turns} changes in a row {back}; limit repeats is {limits.repeats}"
         return Failure(cls="agent", reason="loop", detail=detail)
     return None if run.pending else _stop_before_reply(run, limits)
 
 
 def _stop_before_reply(run: Run, limits: Limits) -> Failure | None:
     if run.empty_replies >= limits.empty_replies:
-        return Failure(cls="agent", reason="empty_replies", detail=f"{run.empty_replies} empty replies in a row")
+        detail = f"{run.empty_replies} empty replies in a row; limit empty_replies is {limits.empty_replies}"
+        return Failure(cls="agent", reason="empty_replies", detail=detail)
     if run.malformed_replies >= limits.malformed_replies:
-        detail = f"{run.malformed_replies} replies in a row were cut or held no valid call"
+        bad = f"{run.malformed_replies} replies in a row were cut or held no valid call"
+        detail = f"{bad}; limit malformed_replies is {limits.malformed_replies}"
         return Failure(cls="agent", reason="malformed_calls", detail=detail)
     if run.steps >= limits.steps:
         return Failure(cls="limit", reason="steps", detail=f"the limit of {limits.steps} steps is used up")
@@ -108,7 +113,7 @@ def out_of_time(limits: Limits) -> Failure:
     return Failure(cls="limit", reason="wall", detail=f"the working time of {limits.working_time_s:g} s is used up")
 
 
-def broken_command(records: Sequence[Record]) -> Failure | None:
+def broken_command(records: Sequence[Record], limits: Limits) -> Failure | None:
     """A command that could not do its work: not found, not executable, ended by a limit, or undone because it left
     too much. Any other exit code is its own way to talk (a linter that found something), and the checks judge what
     it left."""
@@ -123,6 +128,10 @@ def broken_command(records: Sequence[Record]) -> Failure | None:
                 code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
                 if seen.exit_code == 127:
                     code += " (command not found: install it in setup, or use another image)"
+                if seen.status == "timeout":
+                    code += f"; limit call_timeout_s is {limits.call_timeout_s:g}"
+                if seen.status == "oom":
+                    code += f"; limit memory_bytes is {limits.memory_bytes}"
                 return Failure(
                     cls="agent", reason="failing_calls", detail=f"a command ended with {seen.status}{code}"
                 )

@@ -22,7 +22,7 @@ def work(host: Host, model: Model | None, tools: Tools) -> Finished | Parked | S
         ended = loop.work(host, model, tools)
         assert ended is not None, "the model phase ends with an outcome"
         return ended
-    broken = meter.broken_command(host.records())
+    broken = meter.broken_command(host.records(), host.task.limits)
     said = f"All commands were started; {broken.detail}." if broken else "All commands were run."
     finished = Finished(text=said, failure=broken)
     host.commit(finished)

@@ -29,7 +29,10 @@ def verify(
     name: Annotated[str, typer.Argument(metavar="RUN|BATCH", help="An id, or its first letters.")],
     json: AsJson = False,
 ) -> None:
-    """Recompute every hash of a run or batch; names what is wrong, exit code 11."""
+    """Recompute every hash of a run or batch.
+
+    What is wrong is named, and the exit code is 11.
+    """
     from scheduler.cli import edge
     from scheduler.runs import find
     from scheduler.verify import check
@@ -89,7 +92,10 @@ def fork(
     detach: Detach = False,
     json: AsJson = False,
 ) -> None:
-    """Go on from a step of a run, as a new run; the old one stays as it is. Limits count the old one's steps too."""
+    """Go on from a step of a run, as a new run.
+
+    The old one stays as it is. Limits count its steps too.
+    """
     import secrets
     from pathlib import Path
 
@@ -127,7 +133,10 @@ def fork(
 
 
 def rebuild() -> None:
-    """Have the scheduler read the archive anew, as it does by itself when Redis is empty."""
+    """Have the scheduler read the archive anew.
+
+    It does so by itself when Redis is empty.
+    """
     import time
 
     from scheduler.cli import edge
@@ -154,7 +163,10 @@ def gc(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Remove expired batches, objects that nothing names, and unfinished uploads. Kept runs lose nothing."""
+    """Remove what has expired; kept runs lose nothing.
+
+    Batches that ended long ago, objects that nothing names, and unfinished uploads.
+    """
     from datetime import UTC, datetime
 
     from scheduler.cli import edge

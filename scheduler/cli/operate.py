@@ -29,7 +29,10 @@ def register(app: typer.Typer) -> None:
 
 
 def up(workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 1) -> None:
-    """Run the whole stack in the foreground until Ctrl-C: Redis if none is set, scheduler, workers."""
+    """Run the whole stack in the foreground until Ctrl-C.
+
+    That is a Redis if none is set, a scheduler, and workers.
+    """
     from scheduler.cli import edge
     from scheduler.launch import interrupts
     from scheduler.stack import Stack
@@ -56,7 +59,10 @@ def worker(
         int | None, typer.Option(min=1, help="Runs at the same time; default: DAWN_WORKER_SLOTS.")
     ] = None,
 ) -> None:
-    """Run one worker process for the Redis of DAWN_REDIS_URL or of the running stack."""
+    """Run one worker process.
+
+    It works for the Redis of DAWN_REDIS_URL, or of the running stack.
+    """
     import os
     import sys
 
@@ -68,7 +74,10 @@ def worker(
 
 
 def scheduler() -> None:
-    """Run one scheduler process; a second one waits until the first is gone."""
+    """Run one scheduler process.
+
+    A second one waits until the first is gone.
+    """
     from scheduler.cli import edge
     from scheduler.service import serve
 
@@ -76,7 +85,10 @@ def scheduler() -> None:
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False) -> None:
-    """Check everything a run needs: engine, images, Redis, archive, clock, keys; each with a hint."""
+    """Check everything a run needs, and say what to do.
+
+    Engine, images, Redis, archive, clock, and keys.
+    """
     from scheduler.cli import checkup, edge
 
     found = checkup.examine(edge.settings())

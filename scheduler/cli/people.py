@@ -44,7 +44,10 @@ def deny(
     reason: Annotated[str, typer.Option(help="What the model reads.")] = "",
     binding: Binding = "",
 ) -> None:
-    """Refuse the call, or the question, that a run waits with; the run goes on without it."""
+    """Refuse the call, or the question, that a run waits with.
+
+    The run goes on without it.
+    """
     _answer(run, "denied", call=call, binding=binding, reason=reason)
 
 
@@ -73,7 +76,10 @@ def cancel(name: EitherArgument) -> None:
 
 
 def pause(name: EitherArgument) -> None:
-    """Let a run, or every run of a batch, wait from its next call on; a call in hand gets the soft limit."""
+    """Let a run, or every run of a batch, wait.
+
+    It waits from its next call on; a call in hand is ended when it takes too long (DAWN_DRAIN_SOFT_S).
+    """
     _switch(name, "pause", "a run waits from its next call on, see dawn status; dawn unpause lets it go on")
 
 
@@ -86,7 +92,10 @@ def budget(
     name: EitherArgument,
     usd: Annotated[str, typer.Argument(metavar="USD", help="What the whole batch may spend, in all.")],
 ) -> None:
-    """Say what a batch may spend; runs that wait for it go on."""
+    """Say what a batch may spend in all.
+
+    Runs that wait for its budget go on where it is more than they have spent.
+    """
     from scheduler import budget as budgets
     from scheduler.runs import Found, find
     from worker.contract.errors import UsageFault

@@ -122,7 +122,10 @@ def show(
     audit: Annotated[bool, typer.Option("--audit", help="Who did what to it, and when.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Tell all about one run: outcome, checks, files, cost, the agent's last words."""
+    """Tell all about one run.
+
+    Its outcome, checks, files and cost, what it waits for, and the agent's last words.
+    """
     from datetime import UTC, datetime
 
     from scheduler import report, runs
@@ -154,20 +157,25 @@ def show(
 
 
 def logs(
-    run: RunArgument,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id, or its first letters; of a delegate RUN/delegates/CALL.")
+    ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run is sealed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
 ) -> None:
-    """Print every event as it was appended, with the context's size in tokens beside it."""
+    """Print every event as it was appended.
+
+    Beside it stands the size of the context, in tokens.
+    """
     import json as encoder
     import time
 
     from scheduler.cli import edge, transcript
     from scheduler.follow import Follower
-    from scheduler.runs import find
+    from scheduler.runs import find_journal
 
     archive = edge.archive(edge.settings())
-    name = find(archive, run, kinds=("run",)).id
+    name = find_journal(archive, run)
     follower = Follower(archive, [name])
     while True:
         for record in follower.poll():
@@ -192,7 +200,9 @@ def logs(
 
 
 def diff(run: RunArgument) -> None:
-    """Print the patch of a run: exact bytes into a pipe or file, harmless text on a terminal.
+    """Print the patch of a run.
+
+    It is exact bytes in a pipe or file, harmless text on a terminal.
 
     Of a run that ended before one was made, it is made now, in containers, from the last snapshot.
     """
@@ -225,9 +235,10 @@ def diff(run: RunArgument) -> None:
 
 
 def replay(run: RunArgument, json: AsJson = False) -> None:
-    """Play a run's record once more, on the recorded replies and in real containers, and tell what differs first.
+    """Play a run's record once more and tell what differs first.
 
-    Nothing is paid, written, or sent out again. Exit code 0: all of it came again; 4: something differs.
+    It is played on the recorded replies and in real containers; nothing is paid, written, or sent out again. Exit
+    code 0: all of it came again; 4: something differs.
     """
     import json as encoder
     import subprocess

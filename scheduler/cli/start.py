@@ -122,7 +122,10 @@ def submit(
 
 
 def demo() -> None:
-    """Show everything once: five small repairs with scripted models, real queue, real containers, no key."""
+    """Show everything once, with small repairs and no key.
+
+    Five scripted models work on five repositories, with the real queue and in real containers.
+    """
     import os
     import secrets
 

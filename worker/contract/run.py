@@ -57,6 +57,7 @@ class Run(Frozen):
     chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
     called: id of the outside call that was begun and has no result yet, "" for none.
+    failed_commands: of the task's commands those that did not end with 0: number, from 1, and how each ended.
     working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
     and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
     batch_budget_microusd: what a person last allowed the batch, None for what its task says.
@@ -92,6 +93,7 @@ class Run(Frozen):
     usage: Usage = Usage()
     cost_microusd: int = 0
     unpriced_replies: int = 0
+    failed_commands: tuple[tuple[int, str], ...] = ()
     working_s: float = 0.0
     failing_calls: int = 0
     empty_replies: int = 0
@@ -287,7 +289,13 @@ class Run(Frozen):
         if event.snapshot is not None and event.snapshot.object is not None:
             chain = (event.snapshot,) if event.snapshot.level == 0 else (*chain, event.snapshot)
         files = tuple(dict.fromkeys((*self.files, *event.files)))
+        failed_commands = self.failed_commands
+        if failed and self.steps == self.command_steps:
+            told = observation.status in ("ok", "error") and observation.exit_code is not None
+            end = f"exit code {observation.exit_code}" if told else observation.status
+            failed_commands = (*failed_commands, (self.steps, end))
         return self._with(
+            failed_commands=failed_commands,
             pending=pending,
             called="",
             turn="calls" if pending else "model",
