@@ -5,20 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from double_sandbox import MemorySandbox
 from doubles import MemoryArchive, MemoryHints
+from runs_made import audited
 from world import ARCHIVE_ID, IMAGES, SOURCE, scripted
 from world import task as sample
 
+from scheduler.cli.transcript import full
+from scheduler.gc import collect
+from scheduler.runs import find_journal
 from worker import attempt
 from worker.contract.cancel import Cancel
 from worker.contract.events import (
     Delegated,
     Event,
+    Finished,
     Observation,
     Observed,
     Replied,
@@ -34,6 +40,7 @@ from worker.station import Station, utc_now
 from worker.store import keys
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
+from worker.store.local import LocalArchive
 
 RUN, CALL = "run-0", "call_1_1"
 CHILD = keys.delegate(RUN, CALL)
@@ -107,7 +114,7 @@ class Place:
             name="worker",
             lane="main",
             settings=Settings(hint_poll_s=0.02),
-            archive=self.archive,  # type: ignore[arg-type]
+            archive=self.archive,
             archive_id=ARCHIVE_ID,
             hints=MemoryHints(time.monotonic),  # type: ignore[arg-type]
             sandbox=MemorySandbox("engine", self.folder, IMAGES),  # type: ignore[arg-type]
@@ -127,7 +134,7 @@ class Place:
         return attempt.run(RUN, replace(self.station, **changes))
 
     def journal(self, run: str = RUN) -> Journal:
-        return Journal(self.archive, run)  # type: ignore[arg-type]
+        return Journal(self.archive, run)
 
     def events(self, *kinds: type[Event], run: str = RUN) -> list[Any]:
         return [record.event for record, _ in self.journal(run).read() if isinstance(record.event, kinds)]
@@ -222,7 +229,7 @@ def test_whoever_dies_at_any_write_of_a_delegate_is_followed(tmp_path: Path, whe
         run = place.run()
         assert place.answer().output == "It is in a.txt.", fatal
         assert (run.cost_microusd, costs(place)) == (SPENT_MICROUSD, SPENT_MICROUSD), fatal
-        assert run.finished is not None and run.finished.text == "Done.", fatal
+        assert run.finished == Finished(text="Done."), fatal
         assert place.journal().verify() == [], fatal
 
 
@@ -244,3 +251,74 @@ def test_a_run_that_is_cancelled_at_its_takeover_has_paid_for_its_delegate(place
     assert place.work() == "sealed"
     assert place.run().cost_microusd == 30_000
     assert (place.run().sealed or Run()).outcome == "cancelled"  # type: ignore[union-attr]
+
+
+# Its evidence
+
+
+def test_verify_follows_the_run_into_its_delegates(place: Place) -> None:
+    """Whatever is damaged there is named: a line, the task, an output, or all of it gone."""
+    place.submit()
+    place.work()
+    assert place.journal().verify() == []
+    blob = place.events(Observed, run=CHILD)[0].observation.blob
+    last = place.events(Delegated)[-1].seq
+    for key in (keys.segment(CHILD, 3), keys.segment(CHILD, last), keys.task(CHILD), keys.blob(CHILD, blob)):
+        whole = place.archive.get(key)
+        place.archive.overwrite(key, whole.replace(b"a", b"o", 1))
+        assert any(key in problem for problem in place.journal().verify()), key
+        place.archive.overwrite(key, whole)
+    place.archive.delete([*place.archive.list(f"runs/{CHILD}/")])
+    assert f"there is no run {CHILD}" in place.journal().verify()
+
+
+def test_a_delegates_journal_that_was_replaced_is_noticed(place: Place) -> None:
+    """Sound in itself, but not the one that the run has paid for."""
+    place.submit()
+    place.work()
+    task = place.journal(CHILD).task()
+    place.archive.delete([*place.archive.list(f"runs/{CHILD}/")])
+    place.journal(CHILD).submit(task, by="mallory", at=utc_now())
+    place.journal(CHILD).append(place.run(CHILD), [Finished(text="It is nowhere.")], attempt=None, at=utc_now())
+    assert place.journal(CHILD).verify() == []
+    assert any(keys.segment(CHILD, 3) in problem for problem in place.journal().verify())
+
+
+def test_the_auditors_program_follows_the_run_into_its_delegates(place: Place, tmp_path: Path) -> None:
+    """The one printed in FORMAT.md, on a copy of the archive."""
+    place.submit()
+    place.work()
+    copy = LocalArchive((tmp_path / "copy").as_uri())
+    for key in place.archive.list(""):
+        copy.create(key, place.archive.get(key))
+    assert audited(copy, RUN) == (0, "")
+    segment = tmp_path / "copy" / keys.segment(CHILD, 3)
+    segment.chmod(0o600)
+    segment.write_bytes(segment.read_bytes().replace(b"a", b"o", 1))
+    code, complaint = audited(copy, RUN)
+    assert (code, CHILD in complaint) == (1, True)
+
+
+def test_gc_takes_a_delegate_with_its_run_and_not_before(place: Place) -> None:
+    """What its journal names is kept as long as the run is."""
+    place.submit()
+    place.work()
+    mine = [key for key in place.archive.list("runs/") if key.startswith(f"runs/{CHILD}/")]
+    now = datetime.now(UTC)
+    collect(place.station.archive, keep_s=3600, now=now, dry_run=False)
+    assert [key for key in place.archive.list("runs/") if key.startswith(f"runs/{CHILD}/")] == mine
+    collect(place.station.archive, keep_s=0, now=now + timedelta(seconds=60), dry_run=False)
+    assert list(place.archive.list("runs/")) == []
+
+
+def test_people_read_of_a_delegate(place: Place) -> None:
+    """In its run's log with what it cost, and its own journal by the name that is told there."""
+    place.submit()
+    place.work()
+    records = [record for record, _ in place.journal().read()]
+    told = [full(record) for record in records if isinstance(record.event, Delegated)]
+    assert told[0].startswith(
+        "its delegate goes on: 220 tokens, $0.02; segment 3 of run-0/delegates/call_1_1 ends in"
+    )
+    assert find_journal(place.station.archive, "run-0/delegates/call_1_1") == CHILD
+    assert find_journal(place.station.archive, "run-") == RUN

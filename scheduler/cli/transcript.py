@@ -8,6 +8,7 @@ from worker.contract.events import (
     Claimed,
     Compacted,
     Decided,
+    Delegated,
     FedBack,
     Finished,
     Observation,
@@ -23,6 +24,8 @@ from worker.contract.events import (
     Verdict,
     Yielded,
 )
+from worker.contract.task import usd_text
+from worker.store import keys
 
 LINE_CHARS = 110
 
@@ -41,6 +44,8 @@ def short(record: Record) -> str:
             seen = event.observation
             failed = seen.status != "ok" or seen.exit_code not in (0, None)
             return _cut(f"  {seen.tool}: {seen.status}{_code(seen)}") if failed else ""
+        case Delegated() as event:
+            return f"  its delegate goes on: {event.usage.total:,} tokens, {_usd(event.cost_microusd)}"
         case FedBack() as event:
             return "red checks are shown to the model" if event.checks else "the model reads what came meanwhile"
         case Asked() as event:
@@ -88,6 +93,9 @@ def full(record: Record) -> str:
             return f"{event.call_id} {event.decision} by {event.by} at {event.decided_at}: {event.reason}"
         case Steered() as event:
             return f"{event.kind} to the {event.scope} by {event.by} at {event.sent_at}: {event.text}"
+        case Delegated() as event:
+            journal = keys.delegate(record.run, event.call_id)
+            return f"{short(record).lstrip()}; segment {event.seq} of {journal} ends in {event.hash[:12]}"
         case FedBack() as event:
             return f"told by the checks\n{event.text}" if event.checks else short(record)
         case Compacted() as event:
@@ -112,6 +120,10 @@ def _waits(parked: Parked) -> str:
         return parked.detail
     until = f" until {parked.until}" if parked.until else ""
     return _cut(f"{parked.waiting}{until}: {parked.detail}".rstrip(": "))
+
+
+def _usd(microusd: int | None) -> str:
+    return "price unknown" if microusd is None else usd_text(microusd)
 
 
 def _code(seen: Observation) -> str:

@@ -209,7 +209,7 @@ class Delegated(Frozen):
     cost_microusd: of its replies since the last such event of the call; the run pays for them."""
 
     type: Literal["delegated"] = "delegated"
-    call_id: str
+    call_id: Annotated[str, Field(pattern=r"^\w{1,100}$")]
     seq: int
     hash: Digest
     usage: Usage = Usage()

@@ -9,6 +9,7 @@ from worker.contract.environment import PreparedEnvironment
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import (
     CheckResult,
+    Delegated,
     Event,
     FedBack,
     Observed,
@@ -49,12 +50,16 @@ def evidence_problems(archive: Archive, run: str, records: Sequence[Record], tal
     for record in records:
         event = record.event
         if isinstance(event, Submitted) and event.parent is not None:
-            found |= dict.fromkeys(_parent_problems(archive, event))
+            key = keys.segment(event.parent, event.parent_seq or 0)
+            found |= dict.fromkeys(_line_problems(archive, key, event.parent_hash, "this fork"))
             # What was copied names objects of the run whose event it was: a parent, or the parent's parent.
             origins = _ancestors(archive, run, found) or [event.parent]
         if isinstance(event, Prepared):
             environment = event.environment_key
             found |= dict.fromkeys(_environment_problems(archive, event, tally))
+        if isinstance(event, Delegated):
+            key = keys.segment(keys.delegate(run, event.call_id), event.seq)
+            found |= dict.fromkeys(_line_problems(archive, key, event.hash, "its run"))
         holders = origins if record.seq == 0 else [run]
         for places in zip(*(named(holder, environment, event) for holder in holders), strict=True):
             said = [_object_problem(archive, key, name, tally) for key, name in places]
@@ -113,15 +118,15 @@ def _object_problem(archive: Archive, key: str, name: str, tally: Tally) -> str:
     return tally.said[key]
 
 
-def _parent_problems(archive: Archive, event: Submitted) -> Iterator[str]:
-    key = keys.segment(event.parent or "", event.parent_seq or 0)
+def _line_problems(archive: Archive, key: str, line_hash: str | None, who: str) -> Iterator[str]:
+    """Whether a segment of another journal holds a line that somebody names."""
     try:
         lines = archive.get(key).split(b"\n")
     except NotFoundFault as fault:
         yield fault.message
         return
-    if not any(digest(line) == event.parent_hash for line in lines):
-        yield f"{key} does not hold the line that this fork names"
+    if not any(digest(line) == line_hash for line in lines):
+        yield f"{key} does not hold the line that {who} names"
 
 
 def _environment_problems(archive: Archive, event: Prepared, tally: Tally) -> Iterator[str]:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from worker.contract.errors import ConflictFault, IntegrityFault, InvalidFault, NotFoundFault, VersionFault
 from worker.contract.events import (
     JOURNAL_VERSION,
+    Delegated,
     Event,
     Failure,
     Record,
@@ -226,13 +227,14 @@ class Journal:
         return content_chunks(self._archive, keys.snapshot(self.run, name), name)
 
     def verify(self, tally: Tally | None = None) -> list[str]:
-        """Recompute the chain and every digest its events name; one line for each problem, empty when all is sound.
+        """Recompute the chain and every digest its events name, with those of its delegates; one line for each
+        problem, empty when all is sound.
 
         Goes on after a problem. tally: counts what was looked at, and is to be given again for other runs of the same
         archive. Raises StoreFault only, and NotFoundFault when there is no such run.
         """
         tally = tally or Tally()
-        marked = self._archive.size(keys.open_marker(self.run)) is not None
+        marked = keys.is_delegate(self.run) or self._archive.size(keys.open_marker(self.run)) is not None
         prev: str | None = digest(self._task_bytes())
         problems: list[str] = []
         try:
@@ -259,7 +261,13 @@ class Journal:
         if not problems and not marked and not (records and isinstance(records[-1].event, Sealed)):
             marker = keys.open_marker(self.run)
             problems.append(f"{keys.segment(self.run, seq)} is the last and no seal, but {marker} is gone")
-        return problems + evidence_problems(self._archive, self.run, records, tally)
+        problems += evidence_problems(self._archive, self.run, records, tally)
+        for call in dict.fromkeys(record.event.call_id for record in records if isinstance(record.event, Delegated)):
+            try:
+                problems += Journal(self._archive, keys.delegate(self.run, call)).verify(tally)
+            except NotFoundFault as fault:
+                problems.append(fault.message)
+        return problems
 
     def _seal_over(self, damaged: int, prev: str) -> Line | None:
         """The journal's last line when it is the seal of a run that could not be read from segment `damaged` on."""
