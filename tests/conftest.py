@@ -23,6 +23,7 @@ pytest_plugins = [
     "engines",
     "git_server",
     "model_server",
+    "tiny_llama",
     "own_models",
     "repositories",
     "runs_made",
