@@ -11,7 +11,7 @@ from transcripts import MemoryHost, body, in_s, shell, task
 
 from worker import meter
 from worker.contract.cancel import Cancel
-from worker.contract.errors import EngineFault, FencedFault, InvalidFault, ProviderFault, StoreFault
+from worker.contract.errors import EngineFault, FencedFault, InvalidFault, PacedFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Asked,
     Compacted,
@@ -748,6 +748,47 @@ def test_a_provider_that_is_away_all_night_ends_the_run() -> None:
         in_s(pause_s) for pause_s in (60, 300, 900, 1800, 1800)
     ]
     assert failure(ends[-1]) == "provider/unavailable"
+
+
+def test_an_account_s_turn_is_waited_for_without_losing_patience() -> None:
+    """In parts of a second; the tries for real trouble are all still there, and begin anew after it."""
+    busy = ProviderFault("unavailable", "busy", retryable=True)
+    host = Told(task())
+    model = Says(PacedFault("rate", 0.25), PacedFault("rate", 20), busy, busy, PacedFault("rate", 0.5), busy, DONE)
+    assert work(host, model, Toolset()) == Finished(text="It is done.")
+    assert host.cancel.waits_s == [0.25, 1, 1, 4, 0.5, 15]
+
+
+@pytest.mark.parametrize(("asked_s", "pause_s"), [(0.5, 60), (900, 900)])
+def test_a_turn_that_does_not_come_parks_the_run(asked_s: float, pause_s: float) -> None:
+    """After a minute it waits without a worker, and says for what; however often, the provider is in no trouble."""
+    host = Told(task())
+    model = Says(PacedFault("account is asked as fast as it may be", asked_s))
+    for _ in range(meter.PROVIDER_PARKS_MAX + 1):
+        parked = work(host, model, Toolset())
+        assert parked == Parked(
+            waiting="provider", until=in_s(pause_s), detail="account is asked as fast as it may be", paced=True
+        )
+    assert sum(host.cancel.waits_s) == 60 * (meter.PROVIDER_PARKS_MAX + 1)
+    assert host.run.provider_parks == 0
+    assert work(host, Says(DONE), Toolset()) == Finished(text="It is done.")
+
+
+def test_words_and_a_cancel_are_heard_while_a_turn_is_waited_for() -> None:
+    """Each part of the wait begins like a step."""
+    host = Told(task())
+
+    def waits(request: ModelRequest) -> Reply:
+        host.mail.append(Steered(n=0, kind="message", by="ada", text="Use pathlib."))
+        raise PacedFault("rate", 0.5)
+
+    def cancelled(request: ModelRequest) -> Reply:
+        host.cancel.set("cancel")
+        raise PacedFault("rate", 0.5)
+
+    model = Says(waits, cancelled)
+    assert work(host, model, Toolset()) == Stopped("cancel")
+    assert "Use pathlib." in body(model.asked[1].messages)
 
 
 def test_a_provider_that_is_away_while_it_summarizes_parks_the_run() -> None:

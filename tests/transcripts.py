@@ -170,8 +170,11 @@ class MemoryHost(Transcript):
         self.commit(asked, parked)
         return parked
 
-    def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
-        parked = Parked(waiting="provider", until=in_s(pause_s), detail=detail)
+    def wait_turn(self, wait_s: float) -> bool:
+        return self.cancel.wait(wait_s)
+
+    def wait_for_provider(self, pause_s: float, detail: str, *, paced: bool = False) -> Parked:
+        parked = Parked(waiting="provider", until=in_s(pause_s), detail=detail, paced=paced)
         self.commit(parked)
         return parked
 

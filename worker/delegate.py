@@ -132,6 +132,10 @@ class DelegateHost(AttemptHost):
         super().commit(*events)
         _tell(self._runs_ledger, self._call, self._ledger.records, self._ledger.run)
 
+    def _waited(self, seconds: float) -> None:
+        super()._waited(seconds)
+        self._runs_ledger.waited(seconds)
+
     def inbox(self) -> Stopped | None:
         if self._station.drain.is_set():
             return Stopped("drain")

@@ -70,8 +70,12 @@ class Host(Protocol):
         """Commit the question, and park until a person decides or it expires."""
         ...
 
-    def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
-        """Commit that the run waits for its provider for so long, and why."""
+    def wait_turn(self, wait_s: float) -> bool:
+        """Wait for the rate of a provider's account, which is no working time; True when Cancel was thrown."""
+        ...
+
+    def wait_for_provider(self, pause_s: float, detail: str, *, paced: bool = False) -> Parked:
+        """Commit that the run waits for its provider for so long, and why. paced: for its account's rate."""
         ...
 
     def wait_for_budget(self, until: str | None, detail: str) -> Parked:

@@ -5,6 +5,7 @@ decide anything a person or the meter should: it carries out.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -118,8 +119,17 @@ class AttemptHost:
     def ask(self, asked: Asked) -> Parked:
         return self._mailbox.ask(asked)
 
-    def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
-        return self._mailbox.wait_for_provider(pause_s, detail)
+    def wait_turn(self, wait_s: float) -> bool:
+        began_s = time.monotonic()
+        thrown = self._cancel.wait(wait_s)
+        self._waited(time.monotonic() - began_s)
+        return thrown
+
+    def _waited(self, seconds: float) -> None:
+        self._ledger.waited(seconds)
+
+    def wait_for_provider(self, pause_s: float, detail: str, *, paced: bool = False) -> Parked:
+        return self._mailbox.wait_for_provider(pause_s, detail, paced=paced)
 
     def wait_for_budget(self, until: str | None, detail: str) -> Parked:
         return self._mailbox.wait_for_budget(until, detail)

@@ -90,6 +90,7 @@ class Ledger:
         self._redactor = redactor
         self._now = now
         self._since = time.monotonic()
+        self._waited_s = 0.0
         self._rolled = 0
         self._read()
 
@@ -99,7 +100,11 @@ class Ledger:
 
     def working_s(self) -> float:
         """Working time of the run up to now, seconds."""
-        return self.run.working_s + time.monotonic() - self._since
+        return self.run.working_s + time.monotonic() - self._since - self._waited_s
+
+    def waited(self, seconds: float) -> None:
+        """That much of the time since the last commit was spent waiting for a provider's rate: no working time."""
+        self._waited_s += seconds
 
     def claim(self, event: Claimed) -> None:
         """Start an attempt. An ordinary segment that won the number is taken in and the next one tried, because the
@@ -123,7 +128,8 @@ class Ledger:
         that number, when the lease is lost, or when the attempt was cancelled for that; StoreFault when the store
         stays away."""
         self.settle()
-        self._take(self._write(self.run, *events))
+        waited_ms, self._waited_s = round(self._waited_s * 1000), 0.0
+        self._take(self._write(self.run, *events, waited_ms=waited_ms))
 
     def commit_later(self, shown: Observed, finish: Callable[[], Observed], thread: Executor) -> None:
         """Show an observation now, and in the thread commit what `finish` makes of it. What that raises comes from
@@ -226,18 +232,20 @@ class Ledger:
         if not current and self.journal.load(since=run).last_seq != run.last_seq:
             raise FencedFault("the run went on elsewhere while this attempt was cut off")
 
-    def _write(self, run: Run, *events: Event) -> _Appended:
+    def _write(self, run: Run, *events: Event, waited_ms: int = 0) -> _Appended:
         """Append under the claim, in whatever thread."""
         self._check(run)
         try:
-            return self._append(run, events, attempt=run.attempt)
+            return self._append(run, events, attempt=run.attempt, waited_ms=waited_ms)
         except AppendConflict as conflict:
             raise FencedFault(str(conflict)) from conflict
 
-    def _append(self, run: Run, events: Iterable[Event], *, attempt: int | None) -> _Appended:
+    def _append(self, run: Run, events: Iterable[Event], *, attempt: int | None, waited_ms: int = 0) -> _Appended:
         events = [masked(event, self._redactor) for event in events]
         nonce = secrets.token_hex(16)
-        lines = self.patiently(lambda: self.journal.write(run, events, attempt=attempt, at=self._now(), nonce=nonce))
+        lines = self.patiently(
+            lambda: self.journal.write(run, events, attempt=attempt, at=self._now(), nonce=nonce, waited_ms=waited_ms)
+        )
         return _Appended(lines, time.monotonic())
 
     def _take(self, appended: _Appended) -> None:

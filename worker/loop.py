@@ -247,12 +247,12 @@ def _out_of_turn(host: Host, fault: PacedFault, patience: _Patience) -> Stopped 
     without a worker. It is no trouble, and no try is counted."""
     asked_s = fault.retry_after_s or 0.0
     if patience.turn_s >= TURN_MAX_S:
-        return host.wait_for_provider(max(asked_s, TURN_PAUSE_S), str(fault))
+        return host.wait_for_provider(max(asked_s, TURN_PAUSE_S), str(fault), paced=True)
     if patience.turn_s == 0:
         LOG.info("waits_for_rate", fault=str(fault), at_most_s=TURN_MAX_S)
     wait_s = min(asked_s, TURN_POLL_S)
     patience.turn_s += wait_s
-    return Stopped(host.cancel.reason) if host.cancel.wait(wait_s) else None
+    return Stopped(host.cancel.reason) if host.wait_turn(wait_s) else None
 
 
 def _in_trouble(host: Host, fault: ProviderFault, patience: _Patience) -> Failure | Stopped | Parked | None:

@@ -112,9 +112,9 @@ class Mailbox:
         self._ledger.commit(asked, parked)
         return parked
 
-    def wait_for_provider(self, pause_s: float, detail: str) -> Parked:
-        """Commit that the run waits for its provider."""
-        parked = Parked(waiting="provider", until=self._station.later(pause_s), detail=detail)
+    def wait_for_provider(self, pause_s: float, detail: str, *, paced: bool = False) -> Parked:
+        """Commit that the run waits for its provider, or for its turn there."""
+        parked = Parked(waiting="provider", until=self._station.later(pause_s), detail=detail, paced=paced)
         self._ledger.commit(parked)
         return parked
 

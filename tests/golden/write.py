@@ -94,7 +94,7 @@ EVENTS: Final[list[e.Event]] = [
     e.Asked(call_id="c2", kind="question", question="May I push?", binding=SHA[1]),
     e.Decided(call_id="c2", decision="denied", by="boss", decided_at=AT, reason="no"),
     e.Steered(scope="batch", n=0, kind="message", by="me", sent_at=AT, text="hurry"),
-    e.Parked(waiting="approval", until=AT, detail="push"),
+    e.Parked(waiting="provider", until=AT, detail="busy", paced=True),
     e.Yielded(why="infra", failure=e.Failure(cls="infra", reason="engine"), not_before=AT),
     e.Unrecorded(cost_microusd=12, tokens=34, detail="answer lost"),
     e.Compacted(through=1, summary="so far", usage=USAGE, cost_microusd=None, price_source="genai-prices"),
@@ -151,7 +151,8 @@ def journal() -> bytes:
     """Every event, one segment each, chained from the task."""
     prev, lines = digest(canonical(TASK.model_dump(mode="json"))), []
     for seq, event in enumerate(EVENTS):
-        line = Record(run=RUN, seq=seq, at=AT, attempt=1, nonce=f"n{seq}", prev=prev, event=event).line()
+        written = {"run": RUN, "seq": seq, "at": AT, "attempt": 1, "nonce": f"n{seq}", "prev": prev}
+        line = Record(**written, waited_ms=seq, event=event).line()
         prev = digest(line)
         lines.append(line + b"\n")
     return b"".join(lines)

@@ -20,7 +20,8 @@ from worker.contract.reply import Usage as Usage
 from worker.contract.task import Frozen, later
 
 JOURNAL_VERSION: Final = 3
-"""2 added `instructions` to `prepared` and `price_source` to `compacted`; 3 added `delegated`."""
+"""2 added `instructions` to `prepared` and `price_source` to `compacted`; 3 added `delegated`,
+`paced` to `parked` and `waited_ms` to every line."""
 
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -249,10 +250,14 @@ class Steered(Frozen):
 
 
 class Parked(Frozen):
+    """The run waits without a worker. paced: for its turn at the rate of its provider's account, so that nothing is
+    wrong with the provider."""
+
     type: Literal["parked"] = "parked"
     waiting: Literal["approval", "question", "window", "provider", "budget", "paused"]
     until: Moment | None = None
     detail: str = ""
+    paced: bool = later(False)
 
 
 class Yielded(Frozen):
@@ -356,7 +361,9 @@ class Record(Frozen):
 
     seq: number of its segment; at: UTC, ISO 8601 with milliseconds; attempt: seq of the claim it was written
     under, None for the scheduler's; nonce: of this append, so that a writer whose answer was lost knows its own;
-    prev: SHA-256 of the line before, without its newline (for the very first: of task.json).
+    prev: SHA-256 of the line before, without its newline (for the very first: of task.json). waited_ms: how long
+    the attempt had waited, since what it committed before, for its turn at the rate of a provider's account: that
+    was no working time.
     """
 
     v: Literal[1, 2, 3] = JOURNAL_VERSION
@@ -366,6 +373,7 @@ class Record(Frozen):
     attempt: int | None = None
     nonce: str
     prev: Digest
+    waited_ms: Annotated[int, Field(ge=0)] = later(0)
     event: Event
 
     def line(self) -> bytes:

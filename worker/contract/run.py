@@ -53,7 +53,7 @@ class Run(Frozen):
     last_seq: number of the last segment, -1 before the first. last_hash: SHA-256 of the last line.
     attempt: seq of the current claim, None when nobody ever claimed. barren_claims: claims in a row that ended
     without a step and without parking or yielding. infra_yields: infra yields in a row without a step.
-    provider_parks: waits for a provider in a row without a step.
+    provider_parks: waits for a provider in a row without a step; those for the rate of its account are no trouble.
     chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
     called: id of the outside call that was begun and has no result yet, "" for none.
@@ -154,7 +154,8 @@ class Run(Frozen):
         run = self._with(last_seq=record.seq, last_hash=line_hash, updated_at=record.at, id=record.run)
         if self.status == "running" and not isinstance(record.event, Claimed):
             # Up to the next claim nobody worked: the attempt before had died.
-            run = run._with(working_s=run.working_s + _elapsed_s(self.updated_at, record.at))
+            worked_s = _elapsed_s(self.updated_at, record.at) - record.waited_ms / 1000
+            run = run._with(working_s=max(0.0, run.working_s + worked_s))
         run = run._apply(record)
         return run._inherited() if record.seq == 0 else run
 
@@ -209,7 +210,7 @@ class Run(Frozen):
                 return self.steered(event)
             case Parked():
                 not_before = None if event.waiting in ("approval", "question") else event.until
-                parks = self.provider_parks + (event.waiting == "provider")
+                parks = self.provider_parks + (event.waiting == "provider" and not event.paced)
                 return self._with(
                     status="waiting", waiting=event, not_before=not_before, barren_claims=0, provider_parks=parks
                 )

@@ -142,29 +142,54 @@ class Journal:
         return fold(self.write(run, events, attempt=attempt, at=at, nonce=nonce), run)
 
     def write(
-        self, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str | None = None
+        self,
+        run: Run,
+        events: Iterable[Event],
+        *,
+        attempt: int | None,
+        at: str,
+        nonce: str | None = None,
+        waited_ms: int = 0,
     ) -> list[Line]:
         """Commit events as segment run.last_seq + 1, all or none, and return their records.
 
         attempt: seq of the claim this is written under. at: UTC, ISO 8601. nonce: give the same one again when a
-        write ended in a StoreFault and is repeated; a segment that carries it counts as written by us.
+        write ended in a StoreFault and is repeated; a segment that carries it counts as written by us. waited_ms: see
+        Record.
         Raises AppendConflict when somebody else wrote that segment, ConflictFault when the run is sealed,
         InvalidFault when the events are over SEGMENT_BYTES.
         """
         if run.sealed is not None:
             raise ConflictFault(f"run {self.run} is sealed")
         nonce = nonce or secrets.token_hex(16)
-        return self._write_at(run.last_seq + 1, run, events, attempt=attempt, at=at, nonce=nonce)
+        return self._write_at(run.last_seq + 1, run, events, attempt=attempt, at=at, nonce=nonce, waited_ms=waited_ms)
 
     def _write_at(
-        self, seq: int, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str
+        self,
+        seq: int,
+        run: Run,
+        events: Iterable[Event],
+        *,
+        attempt: int | None,
+        at: str,
+        nonce: str,
+        waited_ms: int = 0,
     ) -> list[Line]:
         """Commit events as segment `seq`, chained to the run's last line."""
         first = prev = run.last_hash or digest(self._task_bytes())
         lines: list[Line] = []
         data = b""
         for event in events:
-            record = Record(run=self.run, seq=seq, at=at, attempt=attempt, nonce=nonce, prev=prev, event=event)
+            record = Record(
+                run=self.run,
+                seq=seq,
+                at=at,
+                attempt=attempt,
+                nonce=nonce,
+                prev=prev,
+                waited_ms=0 if lines else waited_ms,
+                event=event,
+            )
             line = record.line()
             prev = digest(line)
             data += line + b"\n"
