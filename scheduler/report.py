@@ -194,9 +194,12 @@ def _state(view: View, now: datetime) -> str:
 
 
 def _ended(run: Run) -> str:
-    """Outcome and verdict, which both count: a change may be verified or break what was green."""
+    """Outcome and verdict, which both count: a change may be verified or break what was green. A refusal is told
+    apart from other failures."""
     sealed = run.sealed
     assert sealed is not None, "the run has ended"
+    if sealed.failure and sealed.failure.cls == "refused":
+        return "refused"
     return f"{sealed.outcome}/{sealed.verdict}" if sealed.verdict and not sealed.failure else sealed.outcome
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,17 @@ from scheduler.cli.main import run as dawn
 from scheduler.control import tell
 from scheduler.follow import Follower
 from scheduler.runs import Found, view, views
-from worker.contract.events import Asked, Event, Failure, MessageKind, Observation, Observed, Parked, Sealed
+from worker.contract.events import (
+    Asked,
+    Event,
+    Failure,
+    Finished,
+    MessageKind,
+    Observation,
+    Observed,
+    Parked,
+    Sealed,
+)
 from worker.contract.run import Run
 from worker.store import keys
 from worker.store.archive import Archive
@@ -64,6 +75,36 @@ def test_show_tells_all_of_a_long_failure(make_run: Make, capsys: pytest.Capture
     make_run("a", Sealed(outcome="failed", failure=Failure(cls="env", reason="setup", detail=detail)))
     assert dawn(["show", "a"]) == 0
     assert capsys.readouterr().out.count("pip complains") == 40
+
+
+def test_a_batch_counts_refusals_apart(archive: Archive, make_run: Make) -> None:
+    """T07: two that ended well and one that was refused, whose words are kept."""
+    for run in ("a", "c"):
+        make_run(run, claimed(), *ended("changed", verdict="verified"))
+    refused = Failure(cls="refused", reason="content_filter", detail="the model answered content_filter")
+    make_run("b", claimed(), Finished(text="I cannot.", failure=refused), Sealed(outcome="failed", failure=refused))
+    assert report.counts(views(archive, "abc")) == "2 changed/verified, 1 refused"
+    assert report.row(view(archive, "b"))["failure"] == "refused/content_filter"
+    assert ("last words", "I cannot.") in report.summary(view(archive, "b"), datetime.fromisoformat(AT))
+
+
+@pytest.mark.parametrize(
+    ("costs", "told"),
+    [
+        ((None,), ("unknown", None, False)),
+        ((0,), ("$0.00", 0.0, True)),
+        ((100_000, None), ("at least $0.10", 0.1, False)),
+        ((100_000, 20_000), ("$0.12", 0.12, True)),
+    ],
+)
+def test_what_nobody_knows_the_price_of_is_told_as_that(
+    archive: Archive, make_run: Make, costs: tuple[int | None, ...], told: tuple[str, float | None, bool]
+) -> None:
+    """T70: unknown, never 0; a price of 0 is 0; a total with an unknown part says so; the tokens are kept."""
+    make_run("a", claimed(), *(replied(step, cost_microusd=cost) for step, cost in enumerate(costs, start=1)))
+    row = report.row(view(archive, "a"))
+    assert (report.cells(view(archive, "a"))[-2], row["cost_usd"], row["cost_known"]) == told
+    assert row["tokens"] == 110 * len(costs)
 
 
 def test_a_dry_run_without_garbage_says_so(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
