@@ -413,7 +413,7 @@ def test_a_question_is_bound_to_the_committed_workspace() -> None:
 
 
 def test_the_same_call_with_the_same_result_is_warned_of_and_stopped() -> None:
-    """T14a: told at 3, 5 and 8, stopped at 10 as a loop."""
+    """T14, part a: told at 3, 5 and 8, stopped at 10 as a loop."""
     host = Told(task(), lambda _: (0, "a.py", "a"))
     model = Says(runs("ls"))
     assert failure(work(host, model, Toolset())) == "agent/loop"
@@ -424,7 +424,7 @@ def test_the_same_call_with_the_same_result_is_warned_of_and_stopped() -> None:
 
 
 def test_polling_with_new_output_is_progress() -> None:
-    """T14b: twelve times the same call with something new each time."""
+    """T14, part b: twelve times the same call with something new each time."""
     lines = iter(range(12))
     host = Told(task(), lambda _: (0, f"line {next(lines)}", "a"))
     assert work(host, Says(*[runs("tail -1 build.log")] * 12, DONE), Toolset()) == Finished(text="It is done.")
