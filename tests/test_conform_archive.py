@@ -27,7 +27,7 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
     if request.param == "memory":
         return MemoryArchive()
     if request.param == "overlay":
-        return Overlay(MemoryArchive(), MemoryArchive(), fresh="runs/fresh/journal/")
+        return Overlay(MemoryArchive(), MemoryArchive(), fresh=("runs/fresh/journal/",))
     if request.param == "local":
         return open_archive(f"file://{tmp_path}/an archive ü", Settings())
     settings: Settings = request.getfixturevalue(request.param)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import double_sandbox
 import pytest
+from conftest import wait_for
 from double_sandbox import MemorySandbox
 from doubles import MemoryArchive, MemoryHints
 from runs_made import audited
@@ -19,8 +22,10 @@ from world import task as sample
 from scheduler.cli.transcript import full
 from scheduler.gc import collect
 from scheduler.runs import find_journal
-from worker import attempt
+from worker import attempt, delegate
+from worker.before_call import no_hook
 from worker.contract.cancel import Cancel
+from worker.contract.errors import InvalidFault, ProviderFault
 from worker.contract.events import (
     Delegated,
     Event,
@@ -29,18 +34,25 @@ from worker.contract.events import (
     Observed,
     Replied,
     Reply,
+    Sealed,
+    ToolCall,
+    Unrecorded,
     digest,
 )
+from worker.contract.model_name import parse_model_name
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
+from worker.contract.script import delegate_script, parse_script
 from worker.contract.settings import Settings
-from worker.contract.task import Task
-from worker.models.protocol import Model, ModelRequest
+from worker.contract.task import Limits, OwnTool, Task
+from worker.models.protocol import Model, ModelRequest, cancelled_fault
+from worker.replay import Replay, Replayed
 from worker.station import Station, utc_now
 from worker.store import keys
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 from worker.store.local import LocalArchive
+from worker.tools.toolset import delegates_toolset, toolset
 
 RUN, CALL = "run-0", "call_1_1"
 CHILD = keys.delegate(RUN, CALL)
@@ -101,14 +113,16 @@ class DyingArchive(MemoryArchive):
 @dataclass
 class Place:
     """A worker's station on the doubles, and one submitted run. asked: (run, step) of each reply, in order; whoever
-    asks for one that is committed fails. before: called with each request first."""
+    asks for one that is committed fails. before: called with each request first. cancel: of the last one."""
 
     folder: Path
     archive: DyingArchive = field(default_factory=DyingArchive)
     asked: list[tuple[str, int]] = field(default_factory=list)
     before: Callable[[Task, ModelRequest], None] = lambda task, request: None
+    cancel: Cancel = field(default_factory=Cancel)
 
     def __post_init__(self) -> None:
+        self.hints = MemoryHints(time.monotonic)
         self.archive.create(keys.source(digest(SOURCE)), SOURCE)
         self.station = Station(
             name="worker",
@@ -116,7 +130,7 @@ class Place:
             settings=Settings(hint_poll_s=0.02),
             archive=self.archive,
             archive_id=ARCHIVE_ID,
-            hints=MemoryHints(time.monotonic),  # type: ignore[arg-type]
+            hints=self.hints,  # type: ignore[arg-type]
             sandbox=MemorySandbox("engine", self.folder, IMAGES),  # type: ignore[arg-type]
             redactor=Redactor({"TOKEN": "sesame-open"}),
             secrets={},
@@ -126,7 +140,7 @@ class Place:
     def open_model(self, task: Task) -> Model:
         return Asked(self, task, scripted(task.model, task.script or ""))
 
-    def submit(self, script: str = SCRIPT, **fields: Any) -> None:
+    def submit(self, script: str | None = SCRIPT, **fields: Any) -> None:
         plain = {"model": "scripted:x", "script": script, "checks": ()} | fields
         self.journal().submit(sample(0, "repair").model_copy(update=plain), by="ann", at=utc_now())
 
@@ -165,6 +179,7 @@ class Asked:
         known = [event.step for event in self.place.events(Replied, run=self.task.run)]
         assert request.step not in known, "a reply that was paid for is asked for again"
         self.place.asked.append((self.task.run, request.step))
+        self.place.cancel = cancel
         self.place.before(self.task, request)
         return self.model.reply(request, timeout_s=timeout_s, cancel=cancel)
 
@@ -322,3 +337,287 @@ def test_people_read_of_a_delegate(place: Place) -> None:
     )
     assert find_journal(place.station.archive, "run-0/delegates/call_1_1") == CHILD
     assert find_journal(place.station.archive, "run-") == RUN
+
+
+# A takeover, a wait, a limit
+
+
+def test_a_reply_that_was_lost_with_its_worker_is_counted(place: Place) -> None:
+    """Once, at the takeover, by what it can have cost at most."""
+    place.submit(model="openai/simulated")
+
+    def dies(task: Task, request: ModelRequest) -> None:
+        if len(place.asked) == 3:
+            raise Died
+
+    place.before = dies
+    with pytest.raises(Died):
+        place.work()
+    place.before = lambda task, request: None
+    assert place.work() == "sealed"
+    [lost] = place.events(Unrecorded)
+    assert lost.tokens > 16_384
+    assert place.run().tokens == 330 + lost.tokens
+    assert place.events(Unrecorded, run=CHILD) == []
+
+
+def test_a_drain_stops_a_delegate_between_its_calls(place: Place) -> None:
+    """The next attempt goes on where it stood, and nothing counts as lost."""
+    place.submit(model="openai/simulated")
+    drain = Cancel()
+    place.before = lambda task, request: drain.set("drain") if (task.run, request.step) == (CHILD, 2) else None
+    assert place.work(drain=drain) == "yielded"
+    assert (place.run(CHILD).steps, len(place.run(CHILD).pending)) == (2, 1)
+    assert place.work() == "sealed"
+    assert place.events(Unrecorded) == []
+    assert place.run().cost_microusd == SPENT_MICROUSD
+
+
+def test_a_cancel_ends_a_delegate_in_the_middle_of_a_reply(place: Place) -> None:
+    """What it spent until then is the run's."""
+    place.submit()
+
+    def cancels(task: Task, request: ModelRequest) -> None:
+        if (task.run, request.step) == (CHILD, 3):
+            Inbox(place.station.archive, RUN).put("cancel", by="ann", at=utc_now())
+            place.hints.poke(f"run:{RUN}", 1)
+            wait_for(lambda: place.cancel.is_set())
+            raise cancelled_fault(place.cancel)
+
+    place.before = cancels
+    assert place.work() == "sealed"
+    assert place.run().cost_microusd == costs(place) == 50_000
+
+
+def test_a_delegate_whose_provider_is_away_parks_its_run(place: Place) -> None:
+    """The worker is free meanwhile, and the delegate goes on from its last reply."""
+    place.submit()
+
+    def away(task: Task, request: ModelRequest) -> None:
+        if (task.run, request.step) == (CHILD, 2):
+            raise ProviderFault("unavailable", "no quota", retryable=True, retry_after_s=3600)
+
+    place.before = away
+    assert place.work() == "parked"
+    run = place.run()
+    assert run.waiting is not None
+    assert (run.waiting.waiting, place.run(CHILD).provider_parks) == ("provider", 1)
+    place.before = lambda task, request: None
+    later = (datetime.now(UTC) + timedelta(seconds=3700)).isoformat(timespec="milliseconds")
+    assert place.work(now=lambda: later) == "sealed"
+    assert place.answer().output == "It is in a.txt."
+    assert place.run().cost_microusd == SPENT_MICROUSD
+
+
+def test_a_delegate_has_a_part_of_what_its_run_has_left(place: Place) -> None:
+    """Of tokens, money and time a quarter; thirty replies; nobody to ask and nobody to send."""
+    place.submit(limits=Limits(tokens=1_110, cost_usd=0.51, working_time_s=400))
+    place.work()
+    task = place.journal(CHILD).task()
+    assert (task.limits.steps, task.limits.tokens, task.limits.cost_usd) == (30, 250, 0.125)
+    assert 95 < task.limits.working_time_s <= 100
+    assert (task.on_ask, task.commands, task.checks) == ("deny", (), ())
+
+
+def test_a_delegate_that_has_used_its_part_is_an_observation(place: Place) -> None:
+    """Its run goes on, and knows why."""
+    script = SCRIPT.replace("expect: It is in a[.]txt", "expect: limit/cost")
+    place.submit(script, limits=Limits(cost_usd=0.09))
+    assert place.work() == "sealed"
+    seen = place.answer()
+    assert (seen.status, seen.exit_code) == ("error", 1)
+    assert seen.output.startswith("it ended as limit/cost: $0.02 of $0.02 is spent")
+    assert place.run().finished == Finished(text="Done.")
+
+
+@pytest.mark.parametrize(
+    ("limits", "script", "said"),
+    [
+        (Limits(tokens=112), SCRIPT, "what this run may spend is used up"),
+        (Limits(), SCRIPT.replace("delegate: Where", "delegate: Why"), "no `delegate` is found in the goal"),
+    ],
+)
+def test_a_delegate_that_cannot_begin_is_an_observation(place: Place, limits: Limits, script: str, said: str) -> None:
+    """Nothing is written for it, and its run goes on."""
+    place.submit(script.replace("expect: It is in a[.]txt", f"expect: {said[:10]}"), limits=limits)
+    assert place.work() == "sealed"
+    assert said in place.answer().output
+    assert place.archive.size(keys.task(CHILD)) is None
+
+
+def test_a_delegate_whose_journal_is_damaged_is_an_observation(place: Place) -> None:
+    """It is not begun anew under the same name, and its run does not end for it."""
+    place.submit(SCRIPT.replace("expect: It is in a[.]txt", "expect: no delegate"))
+
+    def dies(task: Task, request: ModelRequest) -> None:
+        if len(place.asked) == 3:
+            raise Died
+
+    place.before = dies
+    with pytest.raises(Died):
+        place.work()
+    place.before = lambda task, request: None
+    place.archive.overwrite(keys.segment(CHILD, 1), b"{}\n")
+    assert place.work() == "sealed"
+    assert keys.segment(CHILD, 1) in place.answer().output
+    assert place.run().cost_microusd == 40_000
+    assert any(keys.segment(CHILD, 1) in problem for problem in place.journal().verify())
+
+
+def test_a_long_answer_is_cut(place: Place) -> None:
+    """The run's model reads its beginning; the delegate's journal has all of it."""
+    said = "é" * 3_000
+    script = SCRIPT.replace("text: It is in a.txt.", f"text: {said}")
+    place.submit(script.replace("expect: It is in a[.]txt", "expect: é"))
+    assert place.work() == "sealed"
+    assert place.answer().output == "é" * 2_048 + "\n[cut here, of 6000 bytes]"
+    assert place.run(CHILD).finished == Finished(text=said)
+
+
+def test_secrets_are_masked_in_a_delegates_journal_too(place: Place) -> None:
+    """Before the first write, as in any other."""
+    place.submit(SCRIPT.replace("echo seen", "echo sesame-open"))
+    assert place.work() == "sealed"
+    assert not any(b"sesame-open" in place.archive.get(key) for key in place.archive.list(f"runs/{CHILD}/journal/"))
+
+
+def test_a_worker_that_lost_its_run_writes_nothing_more_for_its_delegate(place: Place) -> None:
+    """Whoever claimed the run meanwhile has the delegate's journal for itself."""
+    place.submit()
+
+    def stolen(task: Task, request: ModelRequest) -> None:
+        if (task.run, request.step) == (CHILD, 2):
+            place.before = lambda task, request: None
+            place.hints.drop_lease(f"run:{RUN}")
+            assert place.work() == "sealed"
+
+    place.before = stolen
+    assert place.work() == "fenced"
+    assert place.run().cost_microusd == SPENT_MICROUSD
+    assert place.journal().verify() == []
+
+
+# What it may do
+
+
+def test_a_delegate_is_offered_what_only_reads() -> None:
+    """Its run's own reading tools too, what its run withholds not, and no delegate of its own."""
+    looks, acts = (
+        OwnTool(name=name, description="Do it.", arguments={"type": "object"}, command="true", effect=effect)
+        for name, effect in (("look", "read"), ("act", "write"))
+    )
+    task = sample(0, "repair").model_copy(update={"tools": (looks, acts), "without_tools": ("search",)})
+    assert [spec.name for spec in delegates_toolset(task).specs] == [
+        "list_files", "read_file", "run_command", "read_output", "look",
+    ]  # fmt: skip
+    assert "delegate" in [spec.name for spec in toolset(task).specs]
+
+
+def test_what_a_delegate_writes_is_not_there(place: Place) -> None:
+    """Its commands see a workspace that they cannot change."""
+    place.submit(SCRIPT.replace("echo seen", "echo spoilt > a.txt"))
+    assert place.work() == "sealed"
+    assert place.run().files == ()
+    [sealed] = place.events(Sealed)
+    assert sealed.outcome == "no_change"
+
+
+def test_a_delegate_cannot_delegate(place: Place) -> None:
+    """The tool is not there for it."""
+    place.submit(
+        SCRIPT.replace("run_command, arguments: {command: echo seen}", "delegate, arguments: {goal: Where?}")
+    )
+    assert place.work() == "sealed"
+    told = place.events(Observed, run=CHILD)[1].observation
+    assert told.output.startswith('there is no tool "delegate"')
+
+
+# Its script, and its replay
+
+
+def test_a_script_says_what_a_delegate_says() -> None:
+    """The first whose pattern is found in the goal."""
+    text = "- text: Done.\n- {delegate: a, replies: [text: one]}\n- {delegate: '', replies: [text: two]}\n"
+    assert len(parse_script(text, "s").turns) == 1
+    assert parse_script(delegate_script(text, "s", "an a"), "s").turns[0][0].text == "one"
+    assert parse_script(delegate_script(text, "s", "nothing"), "s").turns[0][0].text == "two"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{delegate: '(', replies: [text: x]}", "s:2:4: [1].delegate is not a regular expression"),
+        ("{delegate: x, replies: []}", "s:2:17: [1].replies"),
+        ("{delegate: x}", "[1].replies Field required"),
+        ("{delegate: x, replies: [{txt: y}]}", "s:2:28: [1].replies[0].txt Extra inputs are not permitted"),
+        ("{delegate: x, replies: [{text: y}, {delegate: x, replies: [text: z]}]}", "[1].replies[1].delegate Extra"),
+    ],
+)
+def test_a_mistake_in_a_delegates_script_is_told_with_its_place(entry: str, said: str) -> None:
+    """Before anything runs."""
+    with pytest.raises(InvalidFault, match=re.escape(said)):
+        parse_script(f"- text: Done.\n- {entry}\n", "s")
+
+
+def test_a_run_with_a_delegate_can_be_the_model_of_another(place: Place) -> None:
+    """`replay:RUN` has the delegate's words too, under the same call."""
+    place.submit(model="replay:other", script=None)
+    task = place.journal().task()
+    made = delegate._task(task, Run(), 0.0, ToolCall(id=CALL, name="delegate", arguments="{}"), "Where?")
+    assert made.model == "replay:other/delegates/call_1_1"
+    assert parse_model_name(made.model).name == keys.delegate("other", CALL)
+
+
+def replayed(place: Place) -> Replayed:
+    sandbox, settings = place.station.sandbox, place.station.settings
+    return Replay(place.station.archive, sandbox, settings, Redactor({}), no_hook, lambda line: None).of(RUN)
+
+
+def test_a_delegate_comes_again_in_a_replay(place: Place) -> None:
+    """Its calls are run again on its recorded replies, in nobody's archive."""
+    place.submit()
+    place.work()
+    before = {key: place.archive.get(key) for key in place.archive.list("")}
+    place.asked.clear()
+    assert replayed(place) == Replayed(RUN, steps=2, calls=1, alike=0, outside=0, diverged=None)
+    assert {key: place.archive.get(key) for key in place.archive.list("")} == before
+    assert place.asked == []
+
+
+def test_a_replay_tells_where_a_delegate_went_another_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first difference in its own journal."""
+    place.submit()
+    place.work()
+    monkeypatch.setattr(double_sandbox._Shell, "_command", lambda self, words: (0, b"something else"))
+    told = replayed(place).diverged
+    assert told is not None
+    assert (told["what"], told["now"]) == ("delegate of call_1_1: run_command (call_1_1): output", "something else")
+
+
+def test_a_delegate_that_outlived_a_worker_comes_again_in_a_replay(place: Place) -> None:
+    """The reply that was lost is in the record, and nothing else of it."""
+    place.submit(model="openai/simulated")
+
+    def dies(task: Task, request: ModelRequest) -> None:
+        if len(place.asked) == 3:
+            raise Died
+
+    place.before = dies
+    with pytest.raises(Died):
+        place.work()
+    place.before = lambda task, request: None
+    place.work()
+    assert replayed(place).diverged is None
+
+
+def test_a_delegate_that_lost_its_provider_is_not_asked_again_by_a_replay(place: Place) -> None:
+    """Its recorded answer is taken, as that of a call that reached outside."""
+
+    def refuses(task: Task, request: ModelRequest) -> None:
+        if (task.run, request.step) == (CHILD, 2):
+            raise ProviderFault("auth", "no such key")
+
+    place.submit(SCRIPT.replace("expect: It is in a[.]txt", "expect: provider/auth"))
+    place.before = refuses
+    assert place.work() == "sealed"
+    assert (replayed(place).diverged, replayed(place).outside) == (None, 1)

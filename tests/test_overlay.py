@@ -22,7 +22,7 @@ def below() -> MemoryArchive:
 
 @pytest.fixture
 def overlay(below: MemoryArchive) -> Overlay:
-    return Overlay(below, MemoryArchive(), fresh=FRESH)
+    return Overlay(below, MemoryArchive(), fresh=(FRESH,))
 
 
 def test_what_lies_below_is_read_and_cannot_be_created_again(overlay: Overlay) -> None:

@@ -21,6 +21,7 @@ from worker.contract.events import (
     Compacted,
     Decided,
     Event,
+    Failure,
     FedBack,
     Finished,
     Observed,
@@ -96,11 +97,10 @@ class Recording:
             case Replied() as replied if purpose == "reply":
                 return replied.reply
             case Compacted() as compacted if purpose == "summary":
-                made = compacted.model_dump(include={"usage", "cost_microusd", "price_source"})
-                return Reply(text=compacted.summary, **made)
+                return summary_reply(compacted)
             case None:
                 return None
-            case Finished(failure=failure) if failure is not None and _not_ours(failure.cls, failure.reason):
+            case Finished(failure=failure) if not by_itself(failure):
                 return None
             case event:
                 raise Diverged(step, "next act", _named(event), f"asks the model for a {purpose}")
@@ -127,13 +127,23 @@ class Recording:
         return entry.after
 
 
+def summary_reply(event: Compacted) -> Reply:
+    """What the model said of which a summary was made."""
+    made = event.model_dump(include={"usage", "cost_microusd", "price_source"})
+    return Reply(text=event.summary, **made)
+
+
 def _from_outside(event: Event) -> bool:
     return isinstance(event, OUTSIDE) or (isinstance(event, FedBack) and not event.checks)
 
 
-def _not_ours(cls: str, reason: str) -> bool:
-    """Whether a failure came from a clock or a provider, which are not played again."""
-    return cls == "provider" or (cls, reason) in (("limit", "wall"), ("limit", "context"))
+def by_itself(failure: Failure | None) -> bool:
+    """Whether the harness came to this end without a clock, a provider or a shared budget, which are not played
+    again."""
+    if failure is None:
+        return True
+    elsewhere = ("wall", "context", "batch_budget", "day_budget")
+    return failure.cls != "provider" and not (failure.cls == "limit" and failure.reason in elsewhere)
 
 
 def _named(event: Event) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,41 +19,45 @@ from typing import Any
 from worker import context, phases, verdict
 from worker.before_call import Hook, open_hook
 from worker.contract.cancel import Cancel
-from worker.contract.errors import ConflictFault, ExitCode, Fault
+from worker.contract.errors import ConflictFault, ExitCode, Fault, InvalidFault
 from worker.contract.events import (
     Asked,
     Called,
     Claimed,
+    Compacted,
+    Delegated,
     Event,
     FedBack,
     Finished,
     Observed,
     Parked,
     Prepared,
+    Replied,
     Reply,
     ToolCall,
     Verdict,
 )
 from worker.contract.redact import Redactor, redactor_from_env, without_passwords
-from worker.contract.run import fold
+from worker.contract.run import Run, fold
 from worker.contract.settings import Settings
 from worker.contract.task import Task
+from worker.delegate import RunHost
 from worker.environments import recorded, restore_chain
 from worker.host import Stopped
-from worker.hosting import AttemptHost
 from worker.ledger import Ledger
 from worker.mailbox import Mailbox
 from worker.main import archive_id
 from worker.models.protocol import Model, ModelRequest, cancelled_fault
-from worker.recording import Diverged, Recording
+from worker.recording import OURS, Diverged, Recording, by_itself, summary_reply
 from worker.sandbox.protocol import Owner, Sandbox
 from worker.station import Station, utc_now
 from worker.store import keys
 from worker.store.archive import Archive, open_archive
 from worker.store.hints import Hints
-from worker.store.journal import Journal
+from worker.store.journal import Journal, Line
 from worker.store.local import LocalArchive
 from worker.store.overlay import Overlay
+from worker.tools.notes import Delegate
 from worker.tools.tool import Answer, Tool
 from worker.tools.toolset import toolset
 
@@ -94,13 +98,33 @@ class RecordedModel:
         return said
 
 
-class ReplayHost(AttemptHost):
-    """An attempt's host that holds each act against the record."""
+@dataclass(frozen=True)
+class DelegatesModel:
+    """Says what the model said as a delegate, each reply in its place."""
 
-    def __init__(self, recording: Recording, say: Callable[[str], None], *attempt: Any) -> None:
-        """attempt: what an AttemptHost is made of."""
+    name: str
+    events: Sequence[Event]
+
+    def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
+        """Raises InvalidFault where the record has no more of it."""
+        said = {
+            "reply": [event.reply for event in self.events if isinstance(event, Replied)],
+            "summary": [summary_reply(event) for event in self.events if isinstance(event, Compacted)],
+        }[request.purpose]
+        if request.reply_index >= len(said):
+            raise InvalidFault("the record of this delegate ends here")
+        return said[request.reply_index]
+
+
+class ReplayHost(RunHost):
+    """A run's host that holds each act against the record."""
+
+    def __init__(
+        self, recording: Recording, delegates: Mapping[str, Sequence[Line]], say: Callable[[str], None], *attempt: Any
+    ) -> None:
+        """delegates: call -> the record of its delegate. attempt: what an AttemptHost is made of."""
         super().__init__(*attempt)
-        self.recording, self._say = recording, say
+        self.recording, self._delegates, self._say = recording, delegates, say
         self.calls = self.outside = 0
 
     def inbox(self) -> None:
@@ -122,18 +146,42 @@ class ReplayHost(AttemptHost):
     def observe(self, call: ToolCall, tool: Tool, arguments: Any) -> Parked | Stopped | None:
         work = tool.command(arguments, self._context())
         if not isinstance(work, Answer) and any(command.outside for command in work):
-            return self._taken(call)
+            self.commit(Called(call_id=call.id))
+            return self._taken()
+        lines = self._delegates.get(call.id, [])
+        if isinstance(tool, Delegate):
+            self.inbox()  # a reply that was lost with a worker
+            if not self._comes_again(lines):
+                return self._taken()
         if (ended := super().observe(call, tool, arguments)) is not None:
             return ended
         self.settle()
+        if lines:
+            self._compare(call, lines)
         self.calls += 1
         self._say(f"step {self.run.steps}: {call.name}")
         self.recording.met(self.records()[-1].event)
         return None
 
-    def _taken(self, call: ToolCall) -> Stopped | None:
-        """A call that reached outside: its result and what it left in the workspace are the recorded ones."""
-        self.commit(Called(call_id=call.id))
+    def _comes_again(self, lines: Sequence[Line]) -> bool:
+        """Whether a delegate ended by itself, and so did its call. Of one that could not begin there is no record."""
+        ended = fold(lines).finished
+        sound = not lines or (ended is not None and by_itself(ended.failure))
+        return sound and isinstance(self.recording.next, Observed)
+
+    def _compare(self, call: ToolCall, lines: Sequence[Line]) -> None:
+        """What a delegate did now with what is on record. Raises Diverged."""
+        recorded = Recording(Run(), lines)
+        try:
+            for record, _ in Journal(self._station.archive, keys.delegate(self.run.id, call.id)).read():
+                if isinstance(record.event, OURS):
+                    recorded.met(record.event)
+        except Diverged as now:
+            raise Diverged(self.run.steps, f"delegate of {call.id}: {now.what}", now.recorded, now.now) from None
+        self.recording.alike += recorded.alike
+
+    def _taken(self) -> Stopped | None:
+        """A call that is not repeated: its result and what it left in the workspace are the recorded ones."""
         seen = self.recording.next
         if not isinstance(seen, Observed):
             self.cancel.set("the record ends here")
@@ -176,8 +224,14 @@ class Replay:
         with tempfile.TemporaryDirectory(prefix="dawn-replay-") as folder:
             above = LocalArchive(Path(folder).as_uri())
             above.create(keys.segment(run, 0), self.archive.get(keys.segment(run, 0)))
-            station = self._station(Overlay(self.archive, above, fresh=keys.journal(run)), owner.archive)
-            return self._played(task, Recording(fold(opening), later), prepared, station, owner)
+            calls = {record.event.call_id for record, _ in later if isinstance(record.event, Delegated)}
+            delegates = {call: list(Journal(self.archive, keys.delegate(run, call)).read()) for call in calls}
+            fresh = (keys.journal(run), *(keys.journal(keys.delegate(run, call)) for call in calls))
+            station = self._station(Overlay(self.archive, above, fresh=fresh), owner.archive)
+            return self._played(task, Recording(fold(opening), later), delegates, prepared, station, owner)
+
+    def _delegates_model(self, task: Task) -> Model:
+        return DelegatesModel(task.model, [record.event for record, _ in Journal(self.archive, task.run).read()])
 
     def _station(self, archive: Archive, name: str) -> Station:
         """Of a worker that nobody hears of: no command is ever sent to its Redis."""
@@ -191,12 +245,18 @@ class Replay:
             sandbox=self.sandbox,
             redactor=self.redactor,
             secrets={},
-            open_model=_no_model,
+            open_model=self._delegates_model,
             before_call=self.before_call,
         )
 
     def _played(
-        self, task: Task, recording: Recording, prepared: Prepared, station: Station, owner: Owner
+        self,
+        task: Task,
+        recording: Recording,
+        delegates: Mapping[str, Sequence[Line]],
+        prepared: Prepared,
+        station: Station,
+        owner: Owner,
     ) -> Replayed:
         cancel = Cancel()
         ledger = Ledger(Journal(station.archive, task.run), Unending(), cancel, self.redactor, utc_now)
@@ -221,7 +281,9 @@ class Replay:
 
         with (
             self.sandbox.workspace(owner, environment.image, task.limits) as workspace,
-            ReplayHost(recording, self.say, task, station, ledger, workspace, environment, cancel, mailbox) as host,
+            ReplayHost(
+                recording, delegates, self.say, task, station, ledger, workspace, environment, cancel, mailbox
+            ) as host,
         ):
             host.restore()
             diverged = _first_divergence(host, recording, measured)
@@ -254,10 +316,6 @@ def _first_divergence(host: ReplayHost, recording: Recording, measured: Callable
             host.commit(FedBack(text=context.feedback(seen.checks), checks=seen.checks))
     except Diverged as diverged:
         return diverged
-
-
-def _no_model(_: Task) -> Model:
-    raise AssertionError("a replay asks its record")
 
 
 def main() -> int:

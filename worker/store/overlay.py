@@ -10,10 +10,10 @@ from worker.store.archive import Archive
 
 
 class Overlay:
-    """See Archive. What was written here hides what lies below under the same key; `fresh`, a folder such as
-    `runs/r1/journal/`, begins empty, whatever lies below."""
+    """See Archive. What was written here hides what lies below under the same key; `fresh`, folders such as
+    `runs/r1/journal/`, begin empty, whatever lies below."""
 
-    def __init__(self, below: Archive, above: Archive, *, fresh: str) -> None:
+    def __init__(self, below: Archive, above: Archive, *, fresh: tuple[str, ...]) -> None:
         self.url = below.url
         self._below, self._above, self._fresh = below, above, fresh
 
