@@ -322,6 +322,21 @@ GUARDS = (
         "test_plan.py::test_three_barren_claims_end_a_run",
         "test_tick.py::test_a_run_that_killed_three_claimers_ends",
     ),
+    # The goal of a long run
+    guard(
+        "goal: a summary leaves the first message alone",
+        "worker/context.py",
+        "self._replace([*self._messages[: self._head], message, *kept])",
+        "self._replace([message, *kept])",
+        "test_compaction.py::test_a_run_of_300_steps_still_has_its_first_message",
+    ),
+    guard(
+        "goal: said again",
+        "worker/context.py",
+        "        self._append(self._reminder())",
+        "        pass",
+        "test_compaction.py::test_a_run_of_300_steps_still_knows_its_goal",
+    ),
 )
 
 

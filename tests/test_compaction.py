@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from transcripts import MemoryHost, Transcript, body, shell, task
 
 from worker import compaction, context
+from worker.contract.cancel import Cancel
 from worker.contract.events import (
     Compacted,
     Decided,
@@ -25,7 +27,7 @@ from worker.contract.events import (
 from worker.contract.script import parse_script
 from worker.loop import work
 from worker.meter import RESERVE_TOKENS
-from worker.models.protocol import AssistantMessage, ToolResult, ToolResults, UserMessage
+from worker.models.protocol import AssistantMessage, Model, ModelRequest, ToolResult, ToolResults, UserMessage
 from worker.models.scripted import ScriptedModel
 from worker.tools.toolset import Toolset
 
@@ -348,22 +350,58 @@ def test_a_result_at_the_edge_of_the_last_part_is_kept_or_pruned_whole() -> None
 # A long run
 
 
-def test_a_run_of_300_steps_still_knows_its_goal() -> None:
-    """The value to be written at the end stands in the first message only; the script finds it in what it is shown
-    last, however often the conversation in between was summarized."""
-    steps = "- calls: [{tool: run_command, arguments: {command: 'look ${n}'}}]\n  text: " + KB * 3 + "\n"
-    script = "".join(steps.replace("${n}", str(n)) for n in range(300)) + (
+@dataclass(frozen=True)
+class SeesAll:
+    """A scripted model whose `expect` is looked for in all of the rendered context, not only in what is new."""
+
+    inner: ScriptedModel
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
+        if request.purpose == "reply":
+            request = replace(request, messages=(UserMessage(body(request.messages)),))
+        return self.inner.reply(request, timeout_s=timeout_s, cancel=cancel)
+
+
+def long_script(steps: int) -> ScriptedModel:
+    """So many steps that fill the context, and at the end a write of the code word that is in sight then."""
+    looks = "".join(
+        f"- calls: [{{tool: run_command, arguments: {{command: look {n}}}}}]\n  text: {KB * 3}\n"
+        for n in range(steps)
+    )
+    written = (
         "- expect: 'the code word is (?P<word>[a-z]+)'\n"
         "  calls: [{tool: run_command, arguments: {command: 'write ${word}'}}]\n"
         "- text: Written.\n"
     )
+    return ScriptedModel("scripted:long", parse_script(looks + written, "long"))
+
+
+def played(model: Model, prompt: str) -> MemoryHost:
     made = task(steps=400, context_tokens=RESERVE_TOKENS + 25_000)
-    host = MemoryHost(
-        made.model_copy(update={"prompt": "At the end write the code word; the code word is swordfish."}),
-        lambda command: (0, f"{command} {KB * 2}", "a"),
-    )
-    outcome = work(host, ScriptedModel("scripted:long", parse_script(script, "long")), Toolset())
-    assert "Written." in str(outcome)
+    host = MemoryHost(made.model_copy(update={"prompt": prompt}), lambda command: (0, f"{command} {KB * 2}", "a"))
+    assert "Written." in str(work(host, model, Toolset()))
+    return host
+
+
+def test_a_run_of_300_steps_still_knows_its_goal() -> None:
+    """The value to be written at the end stands in the task only; the script finds it in what it is shown last,
+    because the task is said again, however often the conversation in between was summarized."""
+    host = played(long_script(300), "At the end write the code word; the code word is swordfish.")
     assert host.ran[-1] == "write swordfish"
     assert host.run.compactions >= 3
     assert (host.run.steps, len(host.ran)) == (302, 301)
+
+
+def test_a_run_of_300_steps_still_has_its_first_message() -> None:
+    """The value stands in the middle of a task that is too long to be said again whole: in the first message and
+    nowhere else, so every summary must leave that alone."""
+    prompt = f"{KB * 6} At the end write it: the code word is swordfish. {KB * 6}"
+    host = played(SeesAll(long_script(307)), prompt)
+    assert host.ran[-1] == "write swordfish"
+    assert host.run.compactions >= 3
+    told = shown(host).request("model").messages
+    assert [one for one in told if isinstance(one, UserMessage) and "code word" in one.text] == [told[0]]
