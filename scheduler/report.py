@@ -15,6 +15,7 @@ from scheduler.budget import Spending
 from scheduler.runs import View, Views
 from worker.contract.events import CheckResult, Verdict
 from worker.contract.run import Run
+from worker.store import keys
 
 HEADINGS: Final = ("run", "target", "outcome", "verdict", "steps", "time", "cost", "detail")
 FILES_SHOWN: Final = 20
@@ -119,6 +120,7 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
         lines += _files(run.verdict)
     tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
     lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {run.cost_text}"))
+    lines.append(("delegates", "\n".join(f"dawn logs {keys.delegate(task.run, call)}" for call in run.delegates)))
     if budget is not None:
         lines.append(("budget", f"{budget.text} by the whole batch; used up, it will {budget.on_limit}"))
     if run.plan:

@@ -21,7 +21,8 @@ from world import task as sample
 
 from scheduler.cli.transcript import full
 from scheduler.gc import collect
-from scheduler.runs import find_journal
+from scheduler.report import summary
+from scheduler.runs import find_journal, view
 from worker import attempt, delegate
 from worker.before_call import no_hook
 from worker.contract.cancel import Cancel
@@ -39,12 +40,13 @@ from worker.contract.events import (
     Unrecorded,
     digest,
 )
+from worker.contract.fork import step_end
 from worker.contract.model_name import parse_model_name
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.script import delegate_script, parse_script
 from worker.contract.settings import Settings
-from worker.contract.task import Limits, OwnTool, Task
+from worker.contract.task import ForkPoint, Limits, OwnTool, Task
 from worker.models.protocol import Model, ModelRequest, cancelled_fault
 from worker.replay import Replay, Replayed
 from worker.station import Station, utc_now
@@ -326,6 +328,21 @@ def test_gc_takes_a_delegate_with_its_run_and_not_before(place: Place) -> None:
     assert list(place.archive.list("runs/")) == []
 
 
+def test_a_fork_behind_a_delegate_needs_nothing_of_it(place: Place) -> None:
+    """The answer is part of the conversation; what it cost is its parent's."""
+    place.submit()
+    place.work()
+    _, (record, line_hash) = step_end(list(place.journal().read()), 1)
+    point = ForkPoint(run=RUN, step=1, seq=record.seq, hash=line_hash)
+    task = place.journal().task().model_copy(update={"run": "run-1", "fork": point})
+    place.journal("run-1").submit(task, by="ann", at=utc_now())
+    place.archive.delete([*place.archive.list(f"runs/{CHILD}/")])
+    assert attempt.run("run-1", place.station) == "sealed"
+    assert place.run("run-1").finished == Finished(text="Done.")
+    assert place.journal("run-1").verify() == []
+    assert place.run("run-1").spent_microusd == 10_000
+
+
 def test_people_read_of_a_delegate(place: Place) -> None:
     """In its run's log with what it cost, and its own journal by the name that is told there."""
     place.submit()
@@ -335,6 +352,8 @@ def test_people_read_of_a_delegate(place: Place) -> None:
     assert told[0].startswith(
         "its delegate goes on: 220 tokens, $0.02; segment 3 of run-0/delegates/call_1_1 ends in"
     )
+    shown = dict(summary(view(place.station.archive, RUN), datetime.now(UTC)))
+    assert shown["delegates"] == f"dawn logs {CHILD}"
     assert find_journal(place.station.archive, "run-0/delegates/call_1_1") == CHILD
     assert find_journal(place.station.archive, "run-") == RUN
 

@@ -56,7 +56,8 @@ class Run(Frozen):
     provider_parks: waits for a provider in a row without a step; those for the rate of its account are no trouble.
     chain: stored snapshots to restore, last full one first, on top of the environment's when it starts with a
     change. snapshot: the last one, stored or not. pending: calls of the last reply not yet observed.
-    called: id of the outside call that was begun and has no result yet, "" for none.
+    called: id of the outside call that was begun and has no result yet, "" for none. delegates: ids of the calls that
+    delegates answered, or do.
     failed_commands: of the task's commands those that did not end with 0: number, from 1, and how each ended.
     working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
     and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
@@ -107,6 +108,7 @@ class Run(Frozen):
     chain: tuple[SnapshotRef, ...] = ()
     snapshots_of: str = ""
     snapshot: SnapshotRef | None = None
+    delegates: tuple[str, ...] = ()
     plan: tuple[PlanItem, ...] = ()
     files: tuple[str, ...] = ()
     inbox_seen: int = 0
@@ -201,7 +203,8 @@ class Run(Frozen):
                 return self._observed(event)
             case Delegated():
                 spent = self._spend(event.usage, event.cost_microusd)
-                return spent._with(barren_claims=0, infra_yields=0, provider_parks=0)
+                delegates = tuple(dict.fromkeys((*self.delegates, event.call_id)))
+                return spent._with(delegates=delegates, barren_claims=0, infra_yields=0, provider_parks=0)
             case Asked():
                 return self._with(asked=event)
             case Decided():
