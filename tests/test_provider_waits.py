@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import redis
 from model_server import ModelServer
 from nights import Night, types
 
 from worker import loop
 from worker.contract.events import Observed, Parked
+from worker.contract.settings import Rate
+from worker.contract.task import Task
 from worker.models.call import Account
 from worker.models.held import HeldModel
 from worker.models.openai import OpenAIModel
+from worker.models.paced import PacedModel
+from worker.models.protocol import Model
 from worker.station import utc_now
+from worker.store.inbox import Inbox
+from worker.store.pace import Pace
 
 pytestmark = pytest.mark.docker
 
@@ -28,10 +37,24 @@ def says(command: str = "") -> dict[str, Any]:
     return {"choices": [{"message": message}], "usage": {"prompt_tokens": 100, "completion_tokens": 10}}
 
 
-def work(night: Night, server: ModelServer, run: str, **changes: Any) -> str:
+def work(night: Night, server: ModelServer, run: str, *, rate: Rate | None = None, **changes: Any) -> str:
     account = Account("openai", "key", "KEY", server.url)
-    model = HeldModel(OpenAIModel("openai/m", "m", account), account.id, night.station.hints)
-    return night.work(run, open_model=lambda _: model, **changes)
+
+    def opened(task: Task) -> Model:
+        model: Model = OpenAIModel(task.model, "m", account)
+        if rate is not None:
+            model = PacedModel(model, account.id, task.batch, rate, Pace(night.station.hints))
+        return HeldModel(model, account.id, night.station.hints)
+
+    return night.work(run, open_model=opened, **changes)
+
+
+def use_up(night: Night, server: ModelServer, rate: Rate) -> str:
+    """Another batch takes all that the account's rate allows now. The account's key in Redis."""
+    account = Account("openai", "key", "KEY", server.url).id
+    while Pace(night.station.hints).take(account, "other", rate, 0) == 0:
+        pass
+    return f"dawn:rate:{account}"
 
 
 def later(hours: float) -> str:
@@ -74,3 +97,53 @@ def test_a_quota_parks_every_run_of_the_account_and_flushes_none(night: Night, m
         assert isinstance(waiting, Parked)
         assert later(1.9) < str(waiting.until) < later(2.1)
         assert not [record for record, _ in journal.read() if isinstance(record.event, Observed)]
+
+
+def test_a_short_wait_for_the_account_s_turn_keeps_the_worker(night: Night, model_server: ModelServer) -> None:
+    """The reply comes a little later, and what was waited is no working time."""
+    rate = Rate(requests_per_min=120)
+    use_up(night, model_server, rate)
+    journal = night.submit(model="openai/m", script=None, checks=())
+    model_server.will_answer(says())
+    assert work(night, model_server, "run-1", rate=rate) == "sealed"
+    assert sum(record.waited_ms for record, _ in journal.read()) > 0
+    assert "parked" not in types(journal)
+    assert journal.verify() == []
+
+
+def test_a_longer_wait_for_the_account_s_turn_parks_the_run(
+    night: Night, model_server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says for what it waits, nothing was sent meanwhile, and it goes on where it was."""
+    monkeypatch.setattr(loop, "TURN_MAX_S", 0.5)
+    rate = Rate(requests_per_min=1)
+    journal = night.submit(model="openai/m", script=None, checks=())
+    model_server.will_answer(says("echo once >> log"))
+    assert work(night, model_server, "run-1", rate=rate) == "parked"
+    run = journal.load()
+    assert run.waiting is not None
+    assert (run.waiting.waiting, run.waiting.paced, run.provider_parks, run.steps) == ("provider", True, 0, 1)
+    assert "as fast as DAWN_RATES allows, 1 requests a minute" in run.waiting.detail
+    assert (night.leftovers(), night.station.hints.held(["run:run-1"])) == ([], set())
+    assert len(model_server.bodies) == 1
+    night.station.hints.forget()
+    model_server.will_answer(says())
+    assert work(night, model_server, "run-1", rate=rate, now=lambda: later(1)) == "sealed"
+    assert (types(journal).count("observed"), journal.load().tokens) == (1, 220)
+
+
+def test_a_cancel_ends_the_wait_for_the_account_s_turn(
+    night: Night, model_server: ModelServer, redis_url: str, wait_until: Callable[..., Any]
+) -> None:
+    """At once, and nothing was sent."""
+    rate = Rate(requests_per_min=1)
+    key = use_up(night, model_server, rate)
+    journal = night.submit(model="openai/m", script=None, checks=())
+    with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(redis_url) as raw:
+        working = pool.submit(work, night, model_server, "run-1", rate=rate)
+        wait_until(lambda: raw.hexists(key, "wanted:batch-1"))
+        Inbox(night.archive, "run-1").put("cancel", by="ann", at=utc_now())
+        assert working.result(timeout=60) == "sealed"
+    sealed = journal.load().sealed
+    assert sealed is not None
+    assert (sealed.outcome, len(model_server.bodies)) == ("cancelled", 0)
