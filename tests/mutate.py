@@ -165,8 +165,8 @@ GUARDS = (
     guard(
         "own nonce: the same one in each try",
         "worker/ledger.py",
-        "at=self._now(), nonce=nonce)",
-        "at=self._now(), nonce=secrets.token_hex(16))",
+        "at=self._now(), nonce=nonce,",
+        "at=self._now(), nonce=secrets.token_hex(16),",
         f"{HERE}an_answer_that_was_lost_is_known_by_its_nonce",
     ),
     # Calls
