@@ -15,6 +15,7 @@ from worker.contract.errors import InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.task import Task, budget_microusd, usd_text
 from worker.store.archive import Archive
+from worker.store.counters import Counters
 from worker.store.hints import Hints
 from worker.store.inbox import Control
 from worker.store.mail import Mail
@@ -25,18 +26,18 @@ class Gate:
     bound. A counter that Redis lost holds nobody: a worker folds it before the next model call."""
 
     def __init__(self, hints: Hints, day_usd: float | None, now: datetime) -> None:
-        self._hints, self._now = hints, now.astimezone(UTC)
+        self._counters, self._now = Counters(hints), now.astimezone(UTC)
         self._day_microusd = None if day_usd is None else round(day_usd * 1e6)
         self._spent: dict[str, int | None] = {}
 
     def held(self, task: Task, mail: Mail) -> Held | None:
         """Why a run that was never claimed must not begin, None when it may. Raises HintsFault."""
-        if mail.run.claims or not asks(task):
+        if mail.run.claims:
             return None
         on_limit = "pause" if task.budget is None else task.budget.on_limit
         if self._over(f"batch:{task.batch}", mail.budget_microusd(task)):
             return Held(on_limit)
-        if self._over(f"day:{self._now.date().isoformat()}", self._day_microusd):
+        if self._over(_day(self._now), self._day_microusd) and asks(task):
             tomorrow = self._now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
             return Held(on_limit, tomorrow)
         return None
@@ -45,16 +46,16 @@ class Gate:
         if limit_microusd is None:
             return False
         if level not in self._spent:
-            self._spent[level] = self._hints.spent(level)
+            self._spent[level] = self._counters.spent(level)
         spent = self._spent[level]
         return spent is not None and spent >= limit_microusd
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What a batch spent, as its journals say, and what it may."""
+    """What was spent, and what may be. of: a batch, as its journals say, or `day:<date>`, as its counter says."""
 
-    batch: str
+    of: str
     spent_microusd: int
     limit_microusd: int
     on_limit: Literal["pause", "stop"] = "pause"
@@ -75,7 +76,7 @@ class Spending:
             return False
         if waiting is not None:
             return waiting.waiting == "budget" and waiting.until is None
-        return self.used_up and self.on_limit == "pause" and not run.claims and asks(view.task)
+        return self.used_up and self.on_limit == "pause" and not run.claims
 
     def as_json(self) -> dict[str, Any]:
         spent, limit = self.spent_microusd / 1e6, self.limit_microusd / 1e6
@@ -96,6 +97,13 @@ def spending(archive: Archive, task: Task, of: Iterable[View] | None = None) -> 
     return Spending(task.batch, spent, limit, "pause" if task.budget is None else task.budget.on_limit)
 
 
+def spending_of_day(hints: Hints, usd: float, now: datetime) -> Spending | None:
+    """Of the whole deployment today, None while nobody has counted it. Raises HintsFault."""
+    level = _day(now)
+    spent = Counters(hints).spent(level)
+    return None if spent is None else Spending(level, spent, round(usd * 1e6))
+
+
 def spendings(archive: Archive, of: Iterable[View]) -> dict[str, Spending]:
     """Of each batch with a budget, by its id. of: all runs of each. Raises StoreFault, IntegrityFault."""
     whole: dict[str, list[View]] = {}
@@ -105,8 +113,12 @@ def spendings(archive: Archive, of: Iterable[View]) -> dict[str, Spending]:
     return {batch: money for batch, money in found.items() if money is not None}
 
 
+def _day(now: datetime) -> str:
+    return f"day:{now.astimezone(UTC).date().isoformat()}"
+
+
 def asks(task: Task) -> bool:
-    """Whether its model is one that may want money."""
+    """Whether its model is one that is asked for money."""
     try:
         return parse_model_name(task.model).provider in ASKED
     except InvalidFault:  # its attempt says so

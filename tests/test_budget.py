@@ -17,6 +17,7 @@ from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Budget
 from worker.store.archive import Archive
+from worker.store.counters import Counters, Part
 from worker.store.hints import Hints, WorkerOffer
 from worker.store.journal import Journal
 
@@ -43,7 +44,8 @@ class World:
 
     def spent(self, usd: float, level: str = f"batch:{NAME}") -> None:
         """As workers counted it."""
-        self.hints.put_spent(level, round(usd * 1e6))
+        counters = Counters(self.hints)
+        counters.put(level, counters.begin(level), {"another": Part(round(usd * 1e6))})
 
     def tick(self, after_s: float = 0) -> list[str]:
         """One round, after_s later; returns the runs it rang."""
@@ -157,15 +159,14 @@ def test_a_run_parked_for_the_day_waits_for_midnight(world: World, paid: Paid) -
 
 @pytest.mark.parametrize("model", ["none", "replay:a"])
 def test_what_costs_nothing_is_never_held(world: World, paid: Paid, model: str) -> None:
-    """Commands and replays spend nobody's money."""
+    """Commands and replays spend nobody's money, so the day is none of theirs."""
     paid("a", model=model)
     world.spent(5, "day:2026-11-30")
-    world.spent(1)
     assert world.tick() == ["a"]
 
 
 def test_a_model_of_no_known_form_stops_no_scheduler(world: World, paid: Paid) -> None:
     """Its own attempt says what is wrong with it."""
     paid("a", model="gpt")
-    world.spent(1)
+    world.spent(5, "day:2026-11-30")
     assert world.tick() == ["a"]

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from worker.contract.errors import HintsFault, UsageFault
+from worker.store.counters import Counters, Part
 from worker.store.hints import Hints, WorkerOffer, client_url
 
 if TYPE_CHECKING:
@@ -105,31 +106,12 @@ def test_many_pokes_are_read_at_once(hints: Hints) -> None:
     assert hints.poked(["run:a", "run:x", "batch:b"]) == {"run:a": 1, "batch:b": 7}
 
 
-def test_a_reservation_counts_everywhere_or_nowhere(hints: Hints) -> None:
-    """The level that would pass its limit is named, and then no level counts anything."""
-    limits = {"run:a": None, "batch:b": 100, "day:2026-12-01": 1000}
-    assert hints.reserve(limits, 60) is None
-    assert hints.reserve(limits, 41) == "batch:b"
-    assert hints.reserve(limits, 40) is None
-    hints.settle(limits, -90)
-    assert [hints.spent(level) for level in limits] == [10, 10, 10]
-
-
-def test_reservations_never_pass_the_limit_together(hints: Hints) -> None:
-    """Of 50 reservations of 10 at once, a limit of 100 lets exactly 10 through."""
-    with ThreadPoolExecutor(8) as pool:
-        over = list(pool.map(lambda _: hints.reserve({"day:x": 100}, 10), range(50)))
-    assert over.count(None) == 10
-    assert hints.spent("day:x") == 100
-
-
 def test_a_wiped_redis_is_noticed(hints: Hints, raw: redis.Redis) -> None:
-    """Epoch and counters are None after a wipe, so that they are folded again."""
+    """The epoch is None after a wipe."""
     hints.start_epoch("e1")
-    hints.put_spent("day:x", 5)
-    assert (hints.epoch(), hints.spent("day:x")) == ("e1", 5)
+    assert hints.epoch() == "e1"
     raw.flushall()
-    assert (hints.epoch(), hints.spent("day:x")) == (None, None)
+    assert hints.epoch() is None
 
 
 def test_every_key_ends_by_itself(hints: Hints, raw: redis.Redis) -> None:
@@ -138,9 +120,10 @@ def test_every_key_ends_by_itself(hints: Hints, raw: redis.Redis) -> None:
     hints.offer(WorkerOffer("a", ("batch",), 1, 1), 60)
     hints.rung("r", "batch", 60)
     hints.poke("run:a", 1)
-    hints.reserve({"run:a": 5}, 1)
-    hints.settle(["run:b"], 1)
-    hints.put_spent("day:x", 1)
+    counters = Counters(hints)
+    counters.put("day:x", counters.begin("day:x"), {"b": Part(1, attempt=2, estimate_microusd=3, for_s=60)})
+    assert counters.reserve("a", 1, 5, 60, {"day:x": 9}, {"day:x": 2}) is None
+    counters.settle("a", 1, {"day:y": 1})
     hints.hold("openai-0123", 60)
     hints.start_epoch("e")
     assert [key for key in raw.scan_iter("*") if raw.ttl(key) == -1] == ["dawn:epoch"]

@@ -7,7 +7,7 @@ Keys (each with a time to live, or O(active) as said):
     dawn:worker:<name>  dawn:worker   what a worker offers; the set of names, cleaned whenever it is read
     dawn:bell:<run>     dawn:bell     lane of a doorbell that nobody has answered yet; likewise
     dawn:control:<name>               inbox number that a run or batch should read up to
-    dawn:spent:<level>                micro-dollars reserved or spent at a run, batch or day
+    dawn:spent:<level>                what is spent and reserved of a budget (worker/store/counters.py)
     dawn:hold:<account>               a provider told the account to wait; ends when it may ask again
     dawn:rate:<account>               how fast it was asked, and whose turn it is (worker/store/pace.py)
     dawn:epoch                        when Redis was last found wiped; the one key without an end
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,9 +36,6 @@ RETRIES: Final = 3
 
 CONTROL_TTL_S: Final = 600
 """A control hint outlives the 10 s after which a worker reads the inbox anyway."""
-
-SPENT_TTL_S: Final = 8 * 86400
-"""Counters outlive any day or run they count, and are folded again when missing."""
 
 SCAN_BATCH: Final = 1000
 
@@ -84,17 +81,6 @@ _HOLD = """#!lua flags=allow-oom
 if redis.call('PTTL', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
 return 1
-"""
-_RESERVE = """#!lua
-for i, key in ipairs(KEYS) do
-  local limit = tonumber(ARGV[i + 2])
-  if limit >= 0 and tonumber(redis.call('GET', key) or '0') + tonumber(ARGV[1]) > limit then return i end
-end
-for _, key in ipairs(KEYS) do
-  redis.call('INCRBY', key, ARGV[1])
-  redis.call('PEXPIRE', key, ARGV[2])
-end
-return 0
 """
 
 
@@ -204,34 +190,6 @@ class Hints:
         hint."""
         found = self._many("control", names).items()
         return {name: int(value) for name, value in found if _NUMBER.fullmatch(value)}
-
-    def reserve(self, limits: Mapping[str, int | None], microusd: int) -> str | None:
-        """Add an estimate at every level (`run:<id>`, `batch:<id>`, `day:<date>`) or, when one would pass its limit
-        (None: no limit), at none, and return that level. An answer lost on the way may count an estimate twice; the
-        next fold corrects it."""
-        levels = list(limits)
-        ceilings = [-1 if limit is None else limit for limit in limits.values()]
-        over = self._run(_RESERVE, [f"dawn:spent:{level}" for level in levels], microusd, _ms(SPENT_TTL_S), *ceilings)
-        return levels[over - 1] if over else None
-
-    def settle(self, levels: Iterable[str], microusd: int) -> None:
-        """Correct reservations by the difference between cost and estimate (negative when it was cheaper)."""
-        with redis_faults(), self._redis.pipeline() as pipeline:
-            for level in levels:
-                pipeline.incrby(f"dawn:spent:{level}", microusd)
-                pipeline.pexpire(f"dawn:spent:{level}", _ms(SPENT_TTL_S))
-            pipeline.execute()
-
-    def spent(self, level: str) -> int | None:
-        """Micro-dollars counted at a level, None when it must be folded from the archive first."""
-        with redis_faults():
-            value = self._redis.get(f"dawn:spent:{level}")
-        return None if value is None else int(str(value))
-
-    def put_spent(self, level: str, microusd: int) -> None:
-        """Set a level to what a fold found."""
-        with redis_faults():
-            self._redis.set(f"dawn:spent:{level}", microusd, px=_ms(SPENT_TTL_S))
 
     def hold(self, account: str, for_s: float) -> None:
         """Let nobody ask a provider through the account for so long; a longer hold stays."""
