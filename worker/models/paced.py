@@ -77,7 +77,7 @@ class PacedModel:
             LOG.warning("rate_unknown", account=self.account, fault=str(fault), next="asks without it")
             return False
         if wait_s > 0:
-            raise PacedFault(f"{self.account} is asked {self._told()}", wait_s + random.uniform(0, SPREAD_S))
+            raise PacedFault(self._told(), wait_s + random.uniform(0, SPREAD_S))
         return True
 
     def _settle(self, tokens: int) -> None:
@@ -103,6 +103,5 @@ class PacedModel:
         return usage.total - usage.cache_read_tokens * self.cache_is_free
 
     def _told(self) -> str:
-        parts = {"requests": self.rate.requests_per_min, "tokens": self.rate.tokens_per_min}
-        told = " and ".join(f"{number:,} {what}" for what, number in parts.items() if number is not None)
-        return f"as fast as DAWN_RATES allows, {told} a minute, and others come first"
+        rates = ", ".join(f"{name} {number}" for name, number in self.rate.model_dump(exclude_none=True).items())
+        return f"the rate of {self.account} is used up for now ({rates})"
