@@ -337,6 +337,49 @@ GUARDS = (
         "        pass",
         "test_compaction.py::test_a_run_of_300_steps_still_knows_its_goal",
     ),
+    # Delegates
+    guard(
+        "delegate: nothing is told twice",
+        "worker/delegate.py",
+        "if record.seq > max(told, default=-1))",
+        "if record.seq > -1)",
+        "test_delegate.py::test_the_run_pays_for_its_delegate_once",
+    ),
+    guard(
+        "delegate: what a dead attempt did not tell",
+        "worker/attempt.py",
+        "        take_stock(before, self.ledger, self.station)\n",
+        "",
+        "test_delegate.py::test_a_run_that_is_cancelled_at_its_takeover_has_paid_for_its_delegate",
+    ),
+    guard(
+        "delegate: no reply of its run can be on its way",
+        "worker/lost_reply.py",
+        " and before.pending[0].name != Delegate.name",
+        "",
+        "test_delegate.py::test_a_reply_that_was_lost_with_its_worker_is_counted",
+    ),
+    guard(
+        "delegate: its pen has its run's term",
+        "worker/delegate.py",
+        "        self.ledger.check()\n        return True",
+        "        return True",
+        "test_delegate.py::test_a_delegates_pen_has_its_runs_term",
+    ),
+    guard(
+        "delegate: its lines are what its run names",
+        "worker/store/evidence.py",
+        'found |= dict.fromkeys(_line_problems(archive, key, event.hash, "its run"))',
+        "pass",
+        "test_delegate.py::test_a_delegates_journal_that_was_replaced_is_noticed",
+    ),
+    guard(
+        "delegate: a read-only workspace",
+        "worker/tools/shell.py",
+        'writes=self.effect == "write"',
+        "writes=True",
+        "test_delegate.py::test_what_a_delegate_writes_is_not_there",
+    ),
 )
 
 

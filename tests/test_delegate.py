@@ -26,8 +26,9 @@ from scheduler.runs import find_journal, view
 from worker import attempt, delegate
 from worker.before_call import no_hook
 from worker.contract.cancel import Cancel
-from worker.contract.errors import InvalidFault, ProviderFault
+from worker.contract.errors import FencedFault, InvalidFault, ProviderFault
 from worker.contract.events import (
+    Claimed,
     Delegated,
     Event,
     Finished,
@@ -47,6 +48,7 @@ from worker.contract.run import Run
 from worker.contract.script import delegate_script, parse_script
 from worker.contract.settings import Settings
 from worker.contract.task import ForkPoint, Limits, OwnTool, Task
+from worker.ledger import Ledger
 from worker.models.protocol import Model, ModelRequest, cancelled_fault
 from worker.replay import Replay, Replayed
 from worker.station import Station, utc_now
@@ -514,6 +516,29 @@ def test_a_worker_that_lost_its_run_writes_nothing_more_for_its_delegate(place: 
     assert place.work() == "fenced"
     assert place.run().cost_microusd == SPENT_MICROUSD
     assert place.journal().verify() == []
+
+
+class Late:
+    """A lease that had ended for a while."""
+
+    def wait_current(self) -> bool:
+        return False
+
+
+def test_a_delegates_pen_has_its_runs_term(place: Place) -> None:
+    """Nothing begins for a delegate whose run went on elsewhere."""
+    place.submit()
+
+    def claimed() -> Ledger:
+        ledger = Ledger(place.journal(), Late(), Cancel(), place.station.redactor, utc_now)
+        ledger.claim(Claimed(worker="w", engine="e", lane="main"))
+        return ledger
+
+    ours = claimed()
+    assert delegate._Within(ours).wait_current()
+    claimed()
+    with pytest.raises(FencedFault):
+        delegate._Within(ours).wait_current()
 
 
 # What it may do
