@@ -101,9 +101,7 @@ def test_nothing_is_sent_before_the_account_s_rate_allows_it(pace: Pace) -> None
     """The fault says when to ask again and why, and that others need not wait because of it."""
     assert ask(Says(DONE), pace).text == "Done."
     model = Says(DONE)
-    with pytest.raises(
-        PacedFault, match="account is asked as fast as DAWN_RATES allows, 1 requests a minute"
-    ) as caught:
+    with pytest.raises(PacedFault, match=r"the rate of account is used up for now \(requests_per_min 1\)") as caught:
         ask(model, pace)
     assert model.asked == 0
     assert (caught.value.reason, caught.value.retryable, caught.value.shared) == ("unavailable", True, False)

@@ -123,7 +123,7 @@ def test_a_longer_wait_for_the_account_s_turn_parks_the_run(
     run = journal.load()
     assert run.waiting is not None
     assert (run.waiting.waiting, run.waiting.paced, run.provider_parks, run.steps) == ("provider", True, 0, 1)
-    assert "as fast as DAWN_RATES allows, 1 requests a minute" in run.waiting.detail
+    assert "is used up for now (requests_per_min 1)" in run.waiting.detail
     assert (night.leftovers(), night.station.hints.held(["run:run-1"])) == ([], set())
     assert len(model_server.bodies) == 1
     night.station.hints.forget()
