@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from runs_made import AT, claimed, replied
 
 from scheduler.budget import spending
+from scheduler.cli import transcript
 from scheduler.cli.main import run as dawn
 from scheduler.runs import Found, runs_in, view, views
 from worker.contract.errors import ExitCode
 from worker.contract.events import Compacted, Event, Parked, Unrecorded
 from worker.contract.task import Budget
 from worker.store.archive import Archive
+from worker.store.counters import Counters, Part
+from worker.store.hints import Hints
 from worker.store.inbox import Control
 from worker.store.journal import Journal
 
@@ -181,3 +185,31 @@ def test_a_run_of_its_own_takes_a_budget(archive: Archive, capsys: pytest.Captur
     assert Journal(archive, batch["runs"][0]).task().budget == Budget(usd=2.5)
     assert dawn([*words, "--budget", "0"]) == ExitCode.INVALID
     assert "budget.usd must be greater than 0" in capsys.readouterr().err
+
+
+def test_a_progress_line_of_a_parked_run_says_what_to_type(night: Night) -> None:
+    """The id of the run will do, so nobody looks for that of its batch."""
+    run = night.append(0, claimed(), PARKED)
+    [*_, (last, _)] = Journal(night.archive, run).read()
+    assert transcript.short(last) == f"waits: budget: $1.00 of $1.00 spent; type: dawn budget {run} USD"
+
+
+def test_status_shows_the_day_of_a_deployment_that_has_a_budget_for_it(
+    night: Night, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It holds up runs whose own batch has money left."""
+    monkeypatch.setenv("DAWN_REDIS_URL", redis_url)
+    monkeypatch.setenv("DAWN_DAY_BUDGET_USD", "5")
+    assert list(printed(capsys, "status", night.batch)["budgets"]) == [night.batch]
+    day = f"day:{datetime.now(UTC).date().isoformat()}"
+    counters = Counters(Hints(redis_url))
+    assert counters.put(day, counters.begin(day), {"another": Part(5_000_000)})
+    assert dawn(["status", night.batch]) == 0
+    assert f"budget of {day}: $5.00 of $5.00 spent" in capsys.readouterr().err
+
+
+def test_status_needs_no_redis(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive is enough for all but the day's budget."""
+    monkeypatch.setenv("DAWN_REDIS_URL", "unix:///nowhere/valkey.sock")
+    monkeypatch.setenv("DAWN_DAY_BUDGET_USD", "5")
+    assert dawn(["status", night.batch]) == 0

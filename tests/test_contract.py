@@ -352,6 +352,7 @@ def test_what_a_budget_stopped_or_holds_up_is_6(reason: str) -> None:
     stopped = Sealed(outcome="failed", failure=Failure(cls="limit", reason=reason))
     assert exit_code([fold(chained([stopped])), FAILED[0]]) == ExitCode.BUDGET
     assert exit_code([waiting("budget"), ASKING]) == ExitCode.BUDGET
+    assert exit_code([Run(), FAILED[0]], held=True) == ExitCode.BUDGET
 
 
 @pytest.mark.parametrize("run", OK, ids=lambda run: run.sealed.outcome if run.sealed else "waiting")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from scheduler.budget import Spending
     from scheduler.runs import View, Views
+    from worker.contract.settings import Settings
     from worker.store.archive import Archive
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
@@ -43,7 +44,8 @@ def status(
     from scheduler import budget, report, runs
     from scheduler.cli import edge
 
-    archive = edge.archive(edge.settings())
+    where = edge.settings()
+    archive = edge.archive(where)
     if name is not None:
         found = runs.find(archive, name)
         named = runs.runs_in(archive, found)
@@ -56,8 +58,8 @@ def status(
             budgets = budget.spendings(archive, views.found)
         else:
             asked = [budget.spending(archive, view.task) for view in views.found]
-            budgets = {money.batch: money for money in asked if money is not None}
-        tell(views.found, budgets, archive, as_json=json)
+            budgets = {money.of: money for money in asked if money is not None}
+        tell(views.found, budgets | _today(where), archive, as_json=json)
         if not json:
             for line in dict.fromkeys(line for view in views.found for line in report.ways_on(view, budgets)):
                 terminal.say(f"waits for you: {line}")
@@ -95,17 +97,35 @@ def status(
 
 
 def tell(found: Sequence[View], budgets: Mapping[str, Spending], archive: Archive, *, as_json: bool) -> None:
-    """Print runs, and what their batches have spent. budgets: by batch, of those that have one."""
+    """Print runs, and what was spent of budgets. budgets: by batch, of those that have one, and the day's."""
     from scheduler import report
 
     if as_json:
         rows = [report.row(view, budgets) for view in found]
-        money = {batch: budget.as_json() for batch, budget in budgets.items()}
+        money = {of: budget.as_json() for of, budget in budgets.items()}
         terminal.emit_json("dawn.runs/1", archive=archive.url, runs=rows, budgets=money)
         return
     terminal.emit_table(report.HEADINGS, [report.cells(view, budgets) for view in found])
-    for batch, budget in budgets.items():
-        terminal.say(f"budget of {batch}: {budget.text}")
+    for budget in budgets.values():
+        terminal.say(f"budget of {budget.of}: {budget.text}")
+
+
+def _today(where: Settings) -> dict[str, Spending]:
+    """What the deployment spent today, where it has a budget of a day and its Redis can be asked."""
+    from datetime import UTC, datetime
+
+    from scheduler.budget import spending_of_day
+    from scheduler.cli import edge
+    from worker.contract.errors import HintsFault
+
+    hints = None if where.day_budget_usd is None else edge.hints(where)
+    if hints is None or where.day_budget_usd is None:
+        return {}
+    try:
+        spent = spending_of_day(hints, where.day_budget_usd, datetime.now(UTC))
+    except HintsFault:  # the archive alone is enough for the rest
+        return {}
+    return {} if spent is None else {spent.of: spent}
 
 
 def _end_if_damaged(*listed: Views) -> None:
@@ -147,7 +167,7 @@ def show(
         terminal.emit_json(
             "dawn.run/1",
             archive=archive.url,
-            run=report.row(view, {} if budget is None else {budget.batch: budget}),
+            run=report.row(view, {} if budget is None else {budget.of: budget}),
             budget=None if budget is None else budget.as_json(),
             task=view.task.model_dump(mode="json"),
             fold=view.run.model_dump(mode="json"),

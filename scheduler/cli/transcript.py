@@ -55,7 +55,7 @@ def short(record: Record) -> str:
         case Steered() as event:
             return _cut(f"{event.kind} by {event.by} {event.text}".rstrip())
         case Parked() as event:
-            return f"waits: {_waits(event)}"
+            return f"waits: {_waits(event, record.run)}"
         case Yielded() as event:
             return f"given back: {event.why} {event.failure or ''}".rstrip()
         case Compacted() as event:
@@ -78,7 +78,8 @@ def full(record: Record) -> str:
             return "\n".join([short(record), *(f"{file.path} says\n{file.text}" for file in event.instructions)])
         case Replied() as event:
             reply = event.reply
-            said = [f"step {event.step} ({event.phase}, {reply.stop}, {reply.usage.output_tokens} tokens out)"]
+            turn = f", its turn came after {record.waited_ms / 1000:.1f} s" if record.waited_ms else ""
+            said = [f"step {event.step} ({event.phase}, {reply.stop}, {reply.usage.output_tokens} tokens out{turn})"]
             said += [f"(thinks) {reply.reasoning}"] if reply.reasoning else []
             said += [reply.text] if reply.text else []
             said += [f"> {call.name} {call.arguments}" for call in reply.calls]
@@ -115,9 +116,11 @@ def full(record: Record) -> str:
             return short(record) or event.type
 
 
-def _waits(parked: Parked) -> str:
+def _waits(parked: Parked, run: str) -> str:
     if parked.waiting == "paused":
         return parked.detail
+    if parked.waiting == "budget" and parked.until is None:
+        return f"budget: {_cut(parked.detail)}; type: dawn budget {run} USD"
     until = f" until {parked.until}" if parked.until else ""
     return _cut(f"{parked.waiting}{until}: {parked.detail}".rstrip(": "))
 
