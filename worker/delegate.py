@@ -26,6 +26,7 @@ from worker.contract.events import (
     Parked,
     Prepared,
     Record,
+    Replied,
     ToolCall,
 )
 from worker.contract.model_name import parse_model_name
@@ -77,7 +78,7 @@ class RunHost(AttemptHost):
                 self._ledger.commit(left)
             return left
         _tell(self._ledger, call, child.records, child.run)
-        self._ledger.commit(Observed(observation=_answer(call, child.run)))
+        self._ledger.commit(Observed(observation=_answer(call, child)))
         return None
 
     def _asked(self, journal: Journal, call: ToolCall, goal: str) -> Task:
@@ -228,15 +229,18 @@ def _unopened(fault: InvalidFault | ProviderFault) -> Failure:
     return Failure(cls="provider", reason="bad_request", detail=str(fault))
 
 
-def _answer(call: ToolCall, ended: Run) -> Observation:
-    """What the run's model is told of a delegate that has finished."""
-    finished = ended.finished
+def _answer(call: ToolCall, child: Ledger) -> Observation:
+    """What the run's model is told of a delegate that has finished: its answer, or why there is none, and what it had
+    said before."""
+    finished = child.run.finished
     assert finished is not None, "it was worked on until then"
     said = finished.text
     if finished.failure is not None:
-        said = f"it ended as {finished.failure}: {finished.failure.detail}\n{said}".rstrip()
+        words = [record.event.reply.text for record in child.records if isinstance(record.event, Replied)]
+        told = "\n".join(part for part in words if part)
+        said = f"it ended as {finished.failure}: {finished.failure.detail}\n{told}".rstrip()
     shown = clip(said, ANSWER_BYTES)
     if shown != said:
         shown += f"\n[cut here, of {len(said.encode())} bytes]"
     answered = observe.answered(call, Answer(shown, ok=finished.failure is None))
-    return answered.model_copy(update={"duration_ms": round(ended.working_s * 1000)})
+    return answered.model_copy(update={"duration_ms": round(child.run.working_s * 1000)})
