@@ -497,6 +497,23 @@ def test_a_long_answer_is_cut(place: Place) -> None:
     assert place.run(CHILD).finished == Finished(text=said)
 
 
+def test_an_answer_that_is_no_valid_text_is_told(place: Place) -> None:
+    """Half of a character becomes a sign for it; the delegate's journal has it as it came."""
+
+    @dataclass
+    class Halved:
+        name: str = "half"
+
+        def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
+            return Reply(text="It is in a.txt \ud83d", cost_microusd=0)
+
+    place.submit()
+    opened = place.open_model
+    assert place.work(open_model=lambda task: Halved() if task.run == CHILD else opened(task)) == "sealed"
+    assert place.answer().output == "It is in a.txt \ufffd"
+    assert place.run(CHILD).finished == Finished(text="It is in a.txt \ud83d")
+
+
 def test_secrets_are_masked_in_a_delegates_journal_too(place: Place) -> None:
     """Before the first write, as in any other."""
     place.submit(SCRIPT.replace("echo seen", "echo sesame-open"))
