@@ -4,6 +4,7 @@ refuse what it asks, lose the answer, or do what it asked much later. Refuses to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from simulation import Process, Simulation
 from weather import FAULTS_S, HINTS_STUCK_S, STUCK_S, Weather
 
 from worker.contract.cancel import Cancel
-from worker.contract.errors import EngineFault, HintsFault, KeeperFault, StoreFault
+from worker.contract.errors import EngineFault, HintsFault, KeeperFault, ProviderFault, StoreFault
 from worker.contract.events import Reply
 from worker.contract.task import Limits
 from worker.models.protocol import Model, ModelRequest
@@ -92,6 +93,33 @@ class Gate:
         if self.chance(weather.engine_faults):
             raise KeeperFault(f"{what}: the keeper died")
         return answer
+
+
+class Provider:
+    """Whom all models of a deployment ask. busy_until: when it takes questions again. paid: run -> replies that came
+    to a worker."""
+
+    def __init__(self) -> None:
+        self.busy_until = 0.0
+        self.paid: Counter[str] = Counter()
+        self._asked = 0
+
+    def ask(self, gate: Gate, run: str, what: str, answer: Callable[[], Reply]) -> Reply:
+        room, weather = gate.room, gate.weather
+        room.act(what)
+        self._asked += 1
+        for number, seconds in weather.provider_busy:
+            if number == self._asked:
+                self.busy_until = room.now + seconds
+        if (left_s := self.busy_until - room.now) > 0:
+            asked_s = 2 * left_s if weather.provider_tells else None
+            raise ProviderFault("unavailable", f"{what}: overloaded", retryable=True, retry_after_s=asked_s)
+        reply = answer()
+        if gate.chance(weather.replies_lost):
+            raise ProviderFault("connection", f"{what}: the answer was lost", retryable=True)
+        self.paid[run] += 1
+        room.act(f"{what}: done")
+        return reply
 
 
 class StormyArchive:
@@ -183,9 +211,11 @@ class StormyWorkspace:
 
 @dataclass(frozen=True)
 class SlowModel:
-    """A model whose every question is an act, for which its provider wants money."""
+    """The model of a run, whose every question is an act, for which its provider wants money."""
 
     gate: Gate
+    provider: Provider
+    run: str
     model: Model
 
     @property
@@ -193,8 +223,12 @@ class SlowModel:
         return self.model.name
 
     def reply(self, request: ModelRequest, *, timeout_s: float, cancel: Cancel) -> Reply:
-        self.gate.room.act(f"ask the model for step {request.step}")
-        return self.model.reply(request, timeout_s=timeout_s, cancel=cancel)
+        return self.provider.ask(
+            self.gate,
+            self.run,
+            f"ask the model for step {request.step}",
+            lambda: self.model.reply(request, timeout_s=timeout_s, cancel=cancel),
+        )
 
 
 def _short(key: str) -> str:

@@ -4,6 +4,7 @@ the protocol works: it reads journals, inboxes and engines as an auditor would.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from world import ARCHIVE_ID, SETTINGS, World
 from worker.contract.errors import Fault
 from worker.contract.events import (
     Claimed,
+    Compacted,
     Decided,
     Observed,
     Parked,
@@ -31,6 +33,7 @@ from worker.contract.events import (
     Yielded,
 )
 from worker.contract.run import Run, fold
+from worker.meter import PROVIDER_PAUSES_S
 from worker.store.decisions import read_decision
 from worker.store.inbox import Control, Inbox
 from worker.store.journal import Journal
@@ -40,6 +43,8 @@ BOUND_S = 210.0
 rung again, a back-off, and 75 s of work, some of it in turns."""
 ASKED_S = 2 * (EXPIRY_S + SETTINGS.decision_poll_s)
 """How much longer where two questions may have to expire."""
+WAITED_S = PROVIDER_PAUSES_S[1]
+"""How much longer where a provider says no: nothing goes wrong for so long that a run waits a third time."""
 
 TIDY_S = 60.0
 """How long after its end nothing of a run may be left (plan, section 7)."""
@@ -91,6 +96,7 @@ def play(seed: int, folder: Path, *, weather: Weather | None = None, create_only
             world = World(room, folder, wanted, create_only=create_only)
             world.start()
             bound_s = BOUND_S + ASKED_S * ("ask" in wanted.scenarios)
+            bound_s += WAITED_S * bool(wanted.provider_busy or wanted.replies_lost)
             while room.now < world.quiet_s() + bound_s and (
                 room.now < _ends(wanted) or world.unsaid or _unfinished(world)
             ):
@@ -204,6 +210,8 @@ def _judge(world: World, run: str, ends: dict[str, _End]) -> Iterator[str]:
     yield from _listened(world, run, records, paused=paused)
     yield from _heard(world, run, records)
     yield from _rested(world, run, records)
+    yield from _waited(world, run, records)
+    yield from _paid_for(world, run, records)
     yield from _decided(world, run, records)
     yield from _claimed_for_a_reason(world, run, records)
     if not paused:
@@ -313,6 +321,30 @@ def _rested(world: World, run: str, records: list[Record]) -> Iterator[str]:
             ):
                 yield f"{run} was claimed in {record.seq} while it was paused"
             parked = None
+
+
+def _waited(world: World, run: str, records: list[Record]) -> Iterator[str]:
+    """A run that waits for its provider is not claimed before its time."""
+    for parked, after in itertools.pairwise(records):
+        event = parked.event
+        if isinstance(event, Parked) and event.waiting == "provider" and isinstance(after.event, Claimed):
+            until = datetime.fromisoformat(str(event.until)) - timedelta(seconds=SKEW_S)
+            if datetime.fromisoformat(after.at) < until:
+                yield f"{run} was claimed in {after.seq} and should wait for its provider until {event.until}"
+
+
+def _paid_for(world: World, run: str, records: list[Record]) -> Iterator[str]:
+    """Each reply that came to a worker is on record, or counted as one that was lost; but for what a scheduler cannot
+    know that seals over a dead attempt."""
+    own = [record.event for record in records if record.seq > 0]
+    told = [
+        event
+        for event in own
+        if isinstance(event, Compacted | Unrecorded) or (isinstance(event, Replied) and event.phase == "model")
+    ]
+    by_scheduler = records[-1].attempt is None
+    if len(told) + by_scheduler < (paid := world.provider.paid[run]):
+        yield f"{run}: {paid} replies came, {len(told)} are on record"
 
 
 def _decided(world: World, run: str, records: list[Record]) -> Iterator[str]:

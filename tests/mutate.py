@@ -322,6 +322,21 @@ GUARDS = (
         "test_plan.py::test_three_barren_claims_end_a_run",
         "test_tick.py::test_a_run_that_killed_three_claimers_ends",
     ),
+    # Models
+    guard(
+        "a reply lost with its worker is counted",
+        "worker/attempt.py",
+        "lost = lost_reply(self.task, before, self.ledger.records, self._tools().specs, self.station.prices)",
+        "lost = None",
+        "test_histories.py::test_a_reply_that_dies_with_its_worker_is_counted",
+    ),
+    guard(
+        "a run that waits for its provider is left alone",
+        "worker/contract/run.py",
+        'not_before = None if event.waiting in ("approval", "question") else event.until',
+        "not_before = None",
+        "test_histories.py::test_a_busy_provider_is_left_alone",
+    ),
     # The goal of a long run
     guard(
         "goal: a summary leaves the first message alone",

@@ -5,6 +5,7 @@ and late answers. Refuses to be lucky: a history is its seed, and `play(seed, fo
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
@@ -107,6 +108,37 @@ def test_words_between_the_last_reply_and_the_verdict_are_heard(folder: Path) ->
     played = play(0, folder, weather=Weather(traps=dying, people=((60, "message", 0),)))
     assert played.problems == []
     assert any("dies" in act for act in played.trace)
+
+
+def test_a_reply_that_dies_with_its_worker_is_counted(folder: Path) -> None:
+    """It came, was paid for, and was not written down: the next worker counts it and asks again."""
+    dying = tuple((name, Trap("ask the model for step 2: done", 1)) for name in WORKERS)
+    played = play(0, folder, weather=Weather(traps=dying))
+    assert played.problems == []
+    assert sum("ask the model for step 2: done" in act for act in played.trace) > 1
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_busy_provider_is_left_alone(tells: bool, folder: Path) -> None:
+    """The run waits without a worker, which takes the next one meanwhile, and goes on where it was."""
+    weather = Weather(provider_busy=((3, 60),), provider_tells=tells, scenarios=("repair", "commands"))
+    played = play(0, folder, weather=weather)
+    assert played.problems == []
+    asked = [float(act.split()[0]) for act in played.trace if "ask the model" in act]
+    assert max(after - before for before, after in itertools.pairwise(asked)) >= 60
+    assert played.results["run-0"]["steps"] == 5
+
+
+@pytest.mark.parametrize("word", ["create runs/run-0/journal", "ask the model for step 3"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_a_worker_may_die_wherever_it_makes_room(word: str, nth: int, folder: Path) -> None:
+    """Before, while and after a summary is made: there is one, and the task is found in what it leaves."""
+    nth += 6 if word.startswith("create") else 0
+    dying = Weather(traps=((WORKERS[0], Trap(word, nth)), (WORKERS[1], Trap(word, nth))), scenarios=("long",))
+    played = play(0, folder, weather=dying)
+    assert played.problems == []
+    assert any("dies" in act for act in played.trace)
+    assert played.results["run-0"]["compactions"] == 1
 
 
 @pytest.mark.parametrize("append", [3, 5, 8, 11])

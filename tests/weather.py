@@ -25,6 +25,9 @@ HINTS_STUCK_S = 20.0
 EXPIRY_S = 30.0
 """How long a question waits for its answer."""
 
+BUSY_S = (3.0, 30.0, 60.0)
+"""How long a provider may take nothing: one short wait of the loop, all of them, and as long as a run then waits."""
+
 SCENARIOS = [
     ("repair",),
     ("commands",),
@@ -32,6 +35,8 @@ SCENARIOS = [
     ("repair", "repair"),
     ("ask",),
     ("repair", "ask"),
+    ("long",),
+    ("repair", "long"),
 ]
 ANSWERS = [
     (),
@@ -52,6 +57,8 @@ class Weather:
     """All that goes wrong in one history; the default is a calm day. Times in seconds from its start, spans as
     (from, to), shares of acts between 0 and 1, people as (when, what, run), traps as (process, trap). answers: people
     who wait for a run's question, as (seconds after it, what, run). spool_bytes: what a worker keeps for the archive.
+    provider_busy: from its nth question on the provider takes none for so long, as (n, seconds); provider_tells: and
+    asks to be left alone, for twice as long.
     """
 
     kills: int = 0
@@ -61,11 +68,14 @@ class Weather:
     store_faults: float = 0.0
     hints_faults: float = 0.0
     engine_faults: float = 0.0
+    replies_lost: float = 0.0
     bells_lost: float = 0.0
     bells_doubled: float = 0.0
     store_away: tuple[tuple[float, float], ...] = ()
     hints_away: tuple[tuple[float, float], ...] = ()
     engine_away: tuple[tuple[float, float], ...] = ()
+    provider_busy: tuple[tuple[int, float], ...] = ()
+    provider_tells: bool = False
     wipes: tuple[float, ...] = ()
     leases_lost: tuple[float, ...] = ()
     hosts_lost: tuple[float, ...] = ()
@@ -97,6 +107,9 @@ class Weather:
             begins = when()
             return ((begins, begins + random.choice([3, 20, 60])),)
 
+        def busy() -> tuple[tuple[int, float], ...]:
+            return ((random.randint(1, 8), random.choice(BUSY_S)),)
+
         def times() -> tuple[float, ...]:
             return tuple(when() for _ in range(random.randint(1, 3)))
 
@@ -127,11 +140,14 @@ class Weather:
             store_faults=random.choice([0, 0, 0.05, 0.25]),
             hints_faults=random.choice([0, 0, 0.05]),
             engine_faults=random.choice([0, 0, 0.01]),
+            replies_lost=random.choice([0, 0, 0.2]),
             bells_lost=random.choice([0, 0, 0.3]),
             bells_doubled=random.choice([0, 0.3]),
             store_away=sometimes(0.2, spans, ()),
             hints_away=sometimes(0.2, spans, ()),
             engine_away=sometimes(0.1, spans, ()),
+            provider_busy=sometimes(0.25, busy, ()),
+            provider_tells=random.random() < 0.5,
             wipes=sometimes(0.25, times, ()),
             leases_lost=sometimes(0.4, times, ()),
             hosts_lost=sometimes(0.1, times, ()),

@@ -16,7 +16,7 @@ from typing import Any
 
 from double_sandbox import MemorySandbox
 from doubles import MemoryArchive, MemoryHints
-from gates import Gate, SlowModel, StormyArchive, StormyHints, StormySandbox
+from gates import Gate, Provider, SlowModel, StormyArchive, StormyHints, StormySandbox
 from simulation import EPOCH_S, Event, Process, Simulation
 from weather import EXPIRY_S, FAULTS_S, SKEW_S, STUCK_S, Weather, drawn_trap
 
@@ -33,8 +33,9 @@ from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.script import parse_script
 from worker.contract.settings import Settings
-from worker.contract.task import Check, Environment, PolicyRule, Repo, Task
+from worker.contract.task import Check, Environment, Limits, PolicyRule, Repo, Task
 from worker.janitor import Janitor
+from worker.meter import RESERVE_TOKENS
 from worker.models.scripted import ScriptedModel
 from worker.slots import Slots
 from worker.spool import Spool
@@ -83,6 +84,19 @@ ASK = """
     - {tool: run_command, arguments: {command: "mv b.txt c.txt"}}
 - text: Done.
 """
+LONG = f"""
+- text: {"word " * 1_200}
+  calls:
+    - {{tool: run_command, arguments: {{command: "echo one >> a.txt"}}}}
+- text: {"word " * 1_200}
+  delay_s: 5
+  calls:
+    - {{tool: run_command, arguments: {{command: "echo two >> a.txt; sleep 3"}}}}
+- expect: 'the answer is (?P<answer>[0-9]+)'
+  calls:
+    - {{tool: write_file, arguments: {{path: answer, content: "${{answer}}\n"}}}}
+- text: Done.
+"""
 CHECKS = (Check(name="answer", command="sleep 3; grep -q 42 answer"), Check(name="two", command="grep -q two a.txt"))
 SCENARIOS: dict[str, dict[str, Any]] = {
     "repair": {"prompt": "Repair it.", "model": "openai/simulated", "script": REPAIR, "checks": CHECKS},
@@ -102,9 +116,16 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "checks": CHECKS[1:],
         "policy": (PolicyRule(pattern="two", action="ask"),),
     },
+    "long": {
+        "prompt": "Write it down: the answer is 42.",
+        "model": "openai/simulated",
+        "script": LONG,
+        "checks": CHECKS,
+        "limits": Limits(context_tokens=RESERVE_TOKENS + 5_100),
+    },
 }
-"""What runs do: the first is fed red checks once, the last asks for leave and then for words. Their commands would
-show if one of them counted twice."""
+"""What runs do: the first is fed red checks once, the third asks for leave and then for words, the last has room for
+two steps and must then find its task in what a summary leaves. Their commands would show if one counted twice."""
 
 
 ANSWERS: dict[str, tuple[str, Any]] = {
@@ -157,6 +178,7 @@ class World:
         self.forks: dict[str, str] = {}
         self._forked: dict[str, Batch] = {}
         self.answered: list[tuple[str, str, str]] = []
+        self.provider = Provider()
         self.unsaid = len(weather.people)
         self._kills, self._freezes, self._drains = weather.kills, weather.freezes, weather.drains
 
@@ -192,7 +214,7 @@ class World:
         """When the last fault, and all that it holds up, is over."""
         blows = (at + RESTART_S for at, _ in self.room.blows)  # a trap may spring late
         freezes = (process.frozen_until for process in self.processes if process.alive)
-        return max([FAULTS_S + STUCK_S, *blows, *freezes])
+        return max([FAULTS_S + STUCK_S, self.provider.busy_until, *blows, *freezes])
 
     def stamp(self, process: Process) -> str:
         return self.clock(process).isoformat(timespec="milliseconds")
@@ -268,7 +290,9 @@ class World:
             sandbox=StormySandbox(gate, engine, self.archive),  # type: ignore[arg-type]
             redactor=Redactor({}),
             secrets={},
-            open_model=lambda asked: SlowModel(gate, scripted(asked.model, asked.script or "")),
+            open_model=lambda asked: SlowModel(
+                gate, self.provider, asked.run, scripted(asked.model, asked.script or "")
+            ),
             spool=Spool(self.weather.spool_bytes),
             now=lambda: self.stamp(process),
         )
