@@ -5,7 +5,7 @@ Composes; refuses to hold rules of its own: how it ends is `ending`'s.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -41,6 +41,7 @@ from worker.mailbox import Mailbox
 from worker.models.protocol import Model
 from worker.prepare import prepare
 from worker.publish import Patch
+from worker.purse import Purse
 from worker.sandbox.protocol import Owner, Workspace
 from worker.station import Station
 from worker.store.damage import end_damaged
@@ -108,6 +109,9 @@ class _Attempt:
             stack.enter_context(
                 structlog.contextvars.bound_contextvars(batch=self.task.batch, attempt=self.ledger.run.attempt)
             )
+            purse = Purse(self.task, station, self.ledger)
+            stack.callback(purse.close)
+            self.station = replace(station, open_model=purse.open)
             self.mailbox = Mailbox(station, self.ledger, self.cancel, self.task.batch)
             self.ending = Ending(self.task, station, self.ledger, self.mailbox)
             self.lease.each_beat(self.mailbox.beat)

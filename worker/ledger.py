@@ -67,7 +67,8 @@ class Term(Protocol):
 class Ledger:
     """One attempt on one run. One thread uses it, and commits are in order; only `commit_later` finishes in another.
 
-    run: the fold after the last record. records: every record, what is shown ahead of its commit included.
+    run: the fold after the last record. records: every record, what is shown ahead of its commit included. committed:
+    called with the events of each `commit`.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Ledger:
         self._now = now
         self._since = time.monotonic()
         self._waited_s = 0.0
+        self.committed: Callable[[Sequence[Event]], None] = lambda events: None
         self._rolled = 0
         self._read()
 
@@ -130,6 +132,7 @@ class Ledger:
         self.settle()
         waited_ms, self._waited_s = round(self._waited_s * 1000), 0.0
         self._take(self._write(self.run, *events, waited_ms=waited_ms))
+        self.committed(events)
 
     def commit_later(self, shown: Observed, finish: Callable[[], Observed], thread: Executor) -> None:
         """Show an observation now, and in the thread commit what `finish` makes of it. What that raises comes from
