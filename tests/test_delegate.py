@@ -23,7 +23,7 @@ from scheduler.cli.transcript import full
 from scheduler.gc import collect
 from scheduler.report import summary
 from scheduler.runs import find_journal, view
-from worker import attempt, delegate
+from worker import attempt, delegate, spending
 from worker.before_call import no_hook
 from worker.contract.cancel import Cancel
 from worker.contract.errors import FencedFault, InvalidFault, ProviderFault
@@ -53,6 +53,7 @@ from worker.models.protocol import Model, ModelRequest, cancelled_fault
 from worker.replay import Replay, Replayed
 from worker.station import Station, utc_now
 from worker.store import keys
+from worker.store.counters import Part
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 from worker.store.local import LocalArchive
@@ -381,6 +382,22 @@ def test_a_reply_that_was_lost_with_its_worker_is_counted(place: Place) -> None:
     assert lost.tokens > 16_384
     assert place.run().tokens == 330 + lost.tokens
     assert place.events(Unrecorded, run=CHILD) == []
+
+
+def test_a_fold_of_a_budget_knows_of_a_delegates_call_in_flight(place: Place) -> None:
+    """By what it may cost, as of any run's; and of what a delegate has cost until then."""
+    place.submit(model="openai/gpt-4o-mini")
+    found: list[Part] = []
+
+    def looks(task: Task, request: ModelRequest) -> None:
+        if (task.run, request.step) == (CHILD, 2):
+            found.append(spending._part(place.archive, "batch:batch", RUN, place.station.prices, 0.0))
+
+    place.before = looks
+    assert place.work() == "sealed"
+    assert found[0].spent_microusd == 30_000
+    assert found[0].estimate_microusd > 0
+    assert spending._part(place.archive, "batch:batch", RUN, place.station.prices, 0.0) == Part(SPENT_MICROUSD)
 
 
 def test_a_drain_stops_a_delegate_between_its_calls(place: Place) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from worker.contract.errors import IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.events import Event, Record, Replied
 from worker.contract.run import Run
+from worker.delegate import lost_by_delegate
 from worker.lost_reply import lost_reply
 from worker.models.prices import Prices
 from worker.store import keys
@@ -71,7 +72,7 @@ def _part(archive: Archive, level: str, run: str, prices: Prices, beside_s: floa
     except (IntegrityFault, VersionFault):  # whoever works on it ends it in sight; what can be read of it counts
         return Part(spent_microusd(level, records))
     spent = spent_microusd(level, records)
-    asked = lost_reply(task, now, records, toolset(task).specs, prices)
+    asked = lost_reply(task, now, records, toolset(task).specs, prices) or lost_by_delegate(now, archive, prices)
     if asked is None or not asked.cost_microusd:
         return Part(spent)
     return Part(spent, now.attempt or 0, asked.cost_microusd, task.limits.model_timeout_s + beside_s)
