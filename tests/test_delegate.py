@@ -39,6 +39,7 @@ from worker.contract.events import (
     Sealed,
     ToolCall,
     Unrecorded,
+    canonical,
     digest,
 )
 from worker.contract.fork import step_end
@@ -47,14 +48,15 @@ from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.script import delegate_script, parse_script
 from worker.contract.settings import Settings
-from worker.contract.task import ForkPoint, Limits, OwnTool, Task
+from worker.contract.task import Budget, ForkPoint, Limits, OwnTool, Task
 from worker.ledger import Ledger
 from worker.models.protocol import Model, ModelRequest, cancelled_fault
 from worker.replay import Replay, Replayed
 from worker.station import Station, utc_now
 from worker.store import keys
-from worker.store.counters import Part
-from worker.store.inbox import Inbox
+from worker.store.counters import Counters, Part
+from worker.store.hints import Hints
+from worker.store.inbox import Control, Inbox
 from worker.store.journal import Journal
 from worker.store.local import LocalArchive
 from worker.tools.toolset import delegates_toolset, toolset
@@ -446,6 +448,23 @@ def test_a_delegate_whose_provider_is_away_parks_its_run(place: Place) -> None:
     assert place.work(now=lambda: later) == "sealed"
     assert place.answer().output == "It is in a.txt."
     assert place.run().cost_microusd == SPENT_MICROUSD
+
+
+def test_a_delegate_is_held_to_the_budget_of_its_batch(place: Place, redis_url: str) -> None:
+    """Its run waits where the money is used up, and it goes on when somebody raises the budget."""
+    hints = Hints(redis_url)
+    place.archive.create(keys.batch_targets("batch"), canonical({"targets": [{"run": RUN}]}))
+    place.submit(budget=Budget(usd=0.03))
+    assert place.work(hints=hints) == "parked"
+    run = place.run()
+    assert run.waiting is not None
+    assert (run.waiting.waiting, run.waiting.detail) == ("budget", "$0.03 of $0.03 spent")
+    assert (run.cost_microusd, place.run(CHILD).steps) == (30_000, 1)
+    Control(place.station.archive, "batch").put("budget", by="ann", at=utc_now(), text="1")
+    assert place.work(hints=hints) == "sealed"
+    assert place.run().cost_microusd == SPENT_MICROUSD
+    assert Counters(hints).spent("batch:batch") == SPENT_MICROUSD
+    hints.close()
 
 
 def test_a_delegate_has_a_part_of_what_its_run_has_left(place: Place) -> None:
