@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from hosts import Held
 
+from scheduler.cli import transcript
 from worker.contract.cancel import Cancel
 from worker.contract.events import Claimed, Parked, Replied, Reply
 from worker.contract.redact import Redactor
@@ -78,6 +79,8 @@ def test_waiting_for_a_turn_is_no_working_time(ledger: Ledger, clock: Clock, wai
     assert ledger.journal.load().working_s == 150 - waited_s
     waited_ms = [record.waited_ms for record, _ in ledger.journal.read()]
     assert waited_ms == [0, 0, waited_s * 1000, 0]
+    told = [", its turn came after 40.5 s)" in transcript.full(record) for record, _ in ledger.journal.read()]
+    assert told == [False, False, bool(waited_s), False]
     assert ledger.journal.verify() == []
 
 
