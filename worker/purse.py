@@ -45,7 +45,8 @@ class Purse:
     task: Task
     station: Station
     ledger: Ledger
-    _reserved: frozenset[str] = frozenset()
+    _levels: set[str] = field(default_factory=set)
+    _in_flight: bool = False
     _marked: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -88,7 +89,8 @@ class Purse:
         while True:
             refused = self._counters.reserve(run.id, run.attempt or 0, estimate_microusd, for_s, limits, parts)
             if refused is None:
-                self._reserved = frozenset(limits)
+                self._levels.update(limits)
+                self._in_flight = True
                 return
             if refused.why == "spent":
                 raise _used_up(refused, limits[refused.level])
@@ -96,26 +98,27 @@ class Purse:
                 what = "reserved by calls in flight" if refused.why == "busy" else "being counted"
                 raise PacedFault(f"what is left of {refused.level} is {what}", LOOK_AGAIN_S)
 
-    def release(self) -> None:
-        """The call cost nothing."""
-        self._settle(self._reserved)
+    def settle(self) -> None:
+        """The call is over, and what it cost is committed."""
+        self._in_flight = False
+        self._tell()
 
     def close(self) -> None:
-        """Tell all that the run spent at the levels it knows: also what an attempt before lost."""
-        self._settle(self._reserved | self.limits(timeout_s=0).keys())
+        """Tell all that the run spent, also what an attempt before it lost. A call in flight, whose answer came to no
+        journal, stays reserved: whoever takes the run over counts it."""
+        self._levels.update(self.limits(timeout_s=0))
+        if self._levels and not self._in_flight:
+            self._tell()
 
     def _committed(self, events: Sequence[Event]) -> None:
-        if any(spending.has_cost(event) for event in events):
-            self._settle(self._reserved)
+        if self._levels and any(spending.has_cost(event) for event in events):
+            self.settle()
 
-    def _settle(self, levels: Iterable[str]) -> None:
+    def _tell(self) -> None:
         """Without Redis it is told with the next call, or at the end: until then the reservation stands for it."""
-        run, parts = self.ledger.run, self._parts(levels)
-        if not parts:
-            return
+        run = self.ledger.run
         try:
-            self._counters.settle(run.id, run.attempt or 0, parts)
-            self._reserved = frozenset()
+            self._counters.settle(run.id, run.attempt or 0, self._parts(self._levels))
         except HintsFault as fault:
             LOG.warning("cost_not_told", fault=str(fault), next="told with the next call")
 
@@ -169,7 +172,7 @@ class Budgeted:
             if isinstance(fault, ProviderFault) and fault.unheard:
                 fault.unheard_microusd = estimate  # whoever asked commits it, and that settles the call
             else:
-                self.purse.release()
+                self.purse.settle()
             raise
         if reply.cost_microusd is None:
             return reply.model_copy(update={"cost_microusd": estimate, "price_source": "estimate"})

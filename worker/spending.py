@@ -9,16 +9,18 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from worker import meter
 from worker.contract.errors import IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.events import Event, Record, Replied
 from worker.contract.run import Run
-from worker.delegate import lost_by_delegate
+from worker.contract.task import Task
 from worker.lost_reply import lost_reply
 from worker.models.prices import Prices
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.counters import Part
 from worker.store.journal import Journal
+from worker.tools.notes import Delegate
 from worker.tools.toolset import toolset
 
 READERS: Final = 8
@@ -71,11 +73,17 @@ def _part(archive: Archive, level: str, run: str, prices: Prices, beside_s: floa
         return Part(0)
     except (IntegrityFault, VersionFault):  # whoever works on it ends it in sight; what can be read of it counts
         return Part(spent_microusd(level, records))
-    spent = spent_microusd(level, records)
-    asked = lost_reply(task, now, records, toolset(task).specs, prices) or lost_by_delegate(now, archive, prices)
-    if asked is None or not asked.cost_microusd:
-        return Part(spent)
-    return Part(spent, now.attempt or 0, asked.cost_microusd, task.limits.model_timeout_s + beside_s)
+    asked = _in_flight_microusd(task, now, records, prices)
+    return Part(spent_microusd(level, records), now.attempt or 0, asked, task.limits.model_timeout_s + beside_s)
+
+
+def _in_flight_microusd(task: Task, now: Run, records: list[Record], prices: Prices) -> int:
+    """What a call that may be in flight can cost, 0 when there can be none, or nobody knows."""
+    if now.status == "running" and now.pending and now.pending[0].name == Delegate.name:
+        names = (task.model, *task.fallbacks)  # a delegate's own request stands in its own journal
+        return prices.bound(names, task.limits.context_tokens, meter.RESERVE_TOKENS) or 0
+    asked = lost_reply(task, now, records, toolset(task).specs, prices)
+    return 0 if asked is None else asked.cost_microusd or 0
 
 
 def _priced(event: Event) -> object:
