@@ -14,6 +14,7 @@ import pytest
 from model_server import Aimock
 from proxies import HttpProxy, once
 from sdk_types import conforms
+from structlog.testing import capture_logs
 from transcripts import MemoryHost, in_s, task
 
 from worker.contract.cancel import Cancel
@@ -290,9 +291,11 @@ def test_an_overload_is_waited_out_and_nothing_is_paid_twice(aimock: Aimock, pro
 def test_a_reply_that_is_cut_runs_once_when_it_comes_whole(aimock: Aimock, provider: str) -> None:
     """T11: without one byte, and in the middle of a call's arguments; one turn in the record, one effect."""
     write = calls("write " + "x" * 4_000)
-    host, model, outcome = played(aimock, provider, CUT, write, CUT, DONE)
+    with capture_logs() as logged:
+        host, model, outcome = played(aimock, provider, CUT, write, CUT, DONE)
     assert outcome == Finished(text="It is done.")
     assert (len(host.ran), host.run.steps, len(model.bodies)) == (1, 2, 4)
+    assert [line["event"] for line in logged] == ["model_tried_again"] * 2
     with HttpProxy(aimock.url) as proxy:
         proxy.cut = once(2_000, lambda method, path: True)
         host, model, outcome = run(Watched(provider, aimock.plays(write, write, DONE), proxy.url))

@@ -1,5 +1,5 @@
-"""The OpenAI adapter against a llama.cpp server with a tiny model: what a real tokenizer, a real context and a real
-parser of tool calls answer."""
+"""Both adapters against a llama.cpp server with a tiny model, which speaks both protocols: what a real tokenizer, a
+real context and a real parser of tool calls answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
 from worker.contract.events import Finished, Reply, ToolCall
 from worker.loop import work
+from worker.models.anthropic import AnthropicModel
 from worker.models.call import Account
 from worker.models.openai import OpenAIModel
 from worker.models.protocol import (
     AssistantMessage,
     Message,
+    Model,
     ModelRequest,
     ToolResult,
     ToolResults,
@@ -44,13 +46,16 @@ class OneTool:
         return Toolset().parse(call)
 
 
-@pytest.fixture
-def model(llama: Llama) -> OpenAIModel:
-    return OpenAIModel("openai/tiny", "tiny", Account("openai", "", "OPENAI_API_KEY", llama.base_url))
+@pytest.fixture(params=["anthropic", "openai"])
+def model(request: pytest.FixtureRequest, llama: Llama) -> Model:
+    """The server's model through each of its doors."""
+    if request.param == "anthropic":
+        return AnthropicModel("anthropic/tiny", "tiny", Account("anthropic", "a-key", "ANTHROPIC_API_KEY", llama.url))
+    return OpenAIModel("openai/tiny", "tiny", Account("openai", "", "OPENAI_API_KEY", f"{llama.url}/v1"))
 
 
 def ask(
-    model: OpenAIModel,
+    model: Model,
     *messages: Message,
     tools: tuple[ToolSpec, ...] = (),
     tokens: int = 16,
@@ -61,7 +66,7 @@ def ask(
     return model.reply(request, timeout_s=timeout_s, cancel=cancel or Cancel())
 
 
-def test_what_was_read_and_written_is_counted(model: OpenAIModel) -> None:
+def test_what_was_read_and_written_is_counted(model: Model) -> None:
     """A byte is a token here: a hundred letters more are a hundred tokens more. What the server still has of the same
     question is told as read from its cache, and no token is counted twice."""
     short, long = ask(model, UserMessage("Hello.")), ask(model, UserMessage("Hello." + "x" * 100))
@@ -73,14 +78,14 @@ def test_what_was_read_and_written_is_counted(model: OpenAIModel) -> None:
     assert short.cost_microusd is None
 
 
-def test_a_reply_that_reaches_its_limit_is_cut(model: OpenAIModel) -> None:
+def test_a_reply_that_reaches_its_limit_is_cut(model: Model) -> None:
     """Its words are kept."""
     reply = ask(model, UserMessage("Go on."), tokens=8)
     assert (reply.stop, reply.usage.output_tokens) == ("length", 8)
     assert reply.text
 
 
-def test_an_offered_tool_is_called_and_its_result_read(model: OpenAIModel) -> None:
+def test_an_offered_tool_is_called_and_its_result_read(model: Model) -> None:
     """The server's own parser made a call of the model's words; call and result go back and are read as such."""
     first = ask(model, UserMessage("Look."), tools=(RUN_COMMAND,))
     (call,) = first.calls
@@ -93,7 +98,7 @@ def test_an_offered_tool_is_called_and_its_result_read(model: OpenAIModel) -> No
 
 
 @pytest.mark.parametrize("wrong", ["a limit", "a schema"])
-def test_what_the_server_finds_wrong_is_a_bad_request(model: OpenAIModel, wrong: str) -> None:
+def test_what_the_server_finds_wrong_is_a_bad_request(model: Model, wrong: str) -> None:
     """Its words are in the fault; trying again would not help."""
     tools = (ToolSpec("odd", "Odd.", {"type": "nonsense"}),) if wrong == "a schema" else ()
     with pytest.raises(ProviderFault) as caught:
@@ -102,14 +107,14 @@ def test_what_the_server_finds_wrong_is_a_bad_request(model: OpenAIModel, wrong:
     assert ("nonsense" if tools else "max_tokens") in caught.value.message
 
 
-def test_more_than_the_context_holds_is_told_as_that(model: OpenAIModel) -> None:
+def test_more_than_the_context_holds_is_told_as_that(model: Model) -> None:
     """Not as a bad request: a summary helps."""
     with pytest.raises(ProviderFault, match="exceeds the available context") as caught:
         ask(model, UserMessage("x" * (CONTEXT_TOKENS + 1)))
     assert caught.value.reason == "context"
 
 
-def test_a_run_that_outgrows_the_server_is_summarized_and_goes_on(model: OpenAIModel) -> None:
+def test_a_run_that_outgrows_the_server_is_summarized_and_goes_on(model: Model) -> None:
     """The task thinks the context is larger than it is; the server's refusal leads to a summary by the same model,
     and every step is made."""
     numbers = iter(range(99))
@@ -124,7 +129,7 @@ def test_a_run_that_outgrows_the_server_is_summarized_and_goes_on(model: OpenAIM
     assert NOTES in [getattr(record.event, "summary", "") for record in host.records()]
 
 
-def test_a_deadline_ends_a_reply_and_the_server_stops_too(model: OpenAIModel, llama: Llama) -> None:
+def test_a_deadline_ends_a_reply_and_the_server_stops_too(model: Model, llama: Llama) -> None:
     """Nobody pays for the rest of it, and the next question is answered."""
     before = llama.given_up()
     with pytest.raises(ProviderFault, match="no whole answer within") as caught:
@@ -134,7 +139,7 @@ def test_a_deadline_ends_a_reply_and_the_server_stops_too(model: OpenAIModel, ll
     assert ask(model, UserMessage("Hello.")).text
 
 
-def test_a_cancel_ends_a_reply_and_the_server_stops_too(model: OpenAIModel, llama: Llama) -> None:
+def test_a_cancel_ends_a_reply_and_the_server_stops_too(model: Model, llama: Llama) -> None:
     """In the middle of what it is writing."""
     before, begun, cancel = llama.given_up(), llama.begun(), Cancel()
     threading.Thread(

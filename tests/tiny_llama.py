@@ -127,9 +127,9 @@ def serve(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Llama:
-    """Where it listens, for a client of the vendor's SDK, and what it writes of what it does."""
+    """Where it listens, and what it writes of what it does."""
 
-    base_url: str
+    url: str
     log: Path
 
     def begun(self) -> int:
@@ -154,7 +154,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             assert address, log_path.read_text()
-            yield Llama(f"{address}/v1", log_path)
+            yield Llama(address, log_path)
             process.kill()
 
 
