@@ -23,6 +23,7 @@ from worker.contract.events import (
     Claimed,
     Compacted,
     Decided,
+    Delegated,
     Observed,
     Parked,
     Record,
@@ -340,10 +341,12 @@ def _paid_for(world: World, run: str, records: list[Record]) -> Iterator[str]:
     told = [
         event
         for event in own
-        if isinstance(event, Compacted | Unrecorded) or (isinstance(event, Replied) and event.phase == "model")
+        if isinstance(event, Compacted | Delegated | Unrecorded)
+        or (isinstance(event, Replied) and event.phase == "model")
     ]
     by_scheduler = records[-1].attempt is None
-    if len(told) + by_scheduler < (paid := world.provider.paid[run]):
+    paid = sum(count for name, count in world.provider.paid.items() if name.partition("/")[0] == run)
+    if len(told) + by_scheduler < paid:
         yield f"{run}: {paid} replies came, {len(told)} are on record"
 
 

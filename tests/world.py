@@ -67,12 +67,22 @@ REPAIR = """
 - delay_s: 9
   calls:
     - {tool: update_plan, arguments: {items: [{text: repair, status: doing}]}}
+    - {tool: delegate, arguments: {goal: What is in a.txt?}}
 - text: Done, I think.
 - delay_s: 5
   calls:
     - {tool: write_file, arguments: {path: answer, content: "42\\n"}}
     - {tool: run_checks, arguments: {}}
 - text: Done now.
+- delegate: What
+  replies:
+    - delay_s: 4
+      calls:
+        - {tool: run_command, arguments: {command: "sleep 2; cat a.txt"}}
+        - {tool: run_command, arguments: {command: "echo spoilt > a.txt"}}
+    - delay_s: 4
+      expect: one
+      text: One and two.
 """
 ASK = """
 - calls:
@@ -124,8 +134,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "limits": Limits(context_tokens=RESERVE_TOKENS + 5_100),
     },
 }
-"""What runs do: the first is fed red checks once, the third asks for leave and then for words, the last has room for
-two steps and must then find its task in what a summary leaves. Their commands would show if one counted twice."""
+"""What runs do: the first sends a delegate and is fed red checks once, the third asks for leave and then for words,
+the last has room for two steps and must then find its task in what a summary leaves. Their commands would show if one
+counted twice."""
 
 
 ANSWERS: dict[str, tuple[str, Any]] = {
