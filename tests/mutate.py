@@ -395,6 +395,73 @@ GUARDS = (
         "writes=True",
         "test_delegate.py::test_what_a_delegate_writes_is_not_there",
     ),
+    # Money
+    guard(
+        "money: what is reserved counts",
+        "worker/store/counters.py",
+        "if spent + reserved >= limit then",
+        "if spent >= limit then",
+        "test_counters.py::test_the_last_call_may_pass_the_limit",
+        "test_counters.py::test_the_sum_passes_the_limit_by_one_call_at_most",
+    ),
+    guard(
+        "money: a counter is folded first",
+        "worker/store/counters.py",
+        "  if not folded(level) then return {'missing', level, 0} end\n",
+        "",
+        "test_counters.py::test_a_level_is_folded_before_anybody_spends_by_it",
+        "test_counters.py::test_the_sum_passes_the_limit_by_one_call_at_most",
+    ),
+    guard(
+        "money: a fold begun before a wipe",
+        "worker/store/counters.py",
+        "if redis.call('HGET', counter(level), 'wiped') ~= ARGV[3] then return 0 end\n",
+        "",
+        "test_counters.py::test_a_fold_begun_before_a_wipe_is_refused",
+    ),
+    guard(
+        "money: a fold knows of calls in flight",
+        "worker/store/counters.py",
+        "if estimate > 0 and known <= part then",
+        "if false then",
+        "test_counters.py::test_a_fold_knows_of_calls_in_flight",
+        "test_counters.py::test_the_sum_passes_the_limit_by_one_call_at_most",
+    ),
+    guard(
+        "money: a later attempt's reservation",
+        "worker/store/counters.py",
+        "if held and tonumber(held) <= tonumber(attempt) then",
+        "if held then",
+        "test_counters.py::test_an_attempt_that_was_overtaken_frees_nothing",
+    ),
+    guard(
+        "money: a call is over when it is committed",
+        "worker/purse.py",
+        "if self._levels and not self._in_flight:",
+        "if self._levels:",
+        "test_purse.py::test_a_takeover_counts_the_lost_call_once",
+    ),
+    guard(
+        "money: an answer that nobody heard",
+        "worker/loop.py",
+        "if fault.unheard_microusd is not None:",
+        "if False:",
+        "test_purse.py::test_an_answer_that_nobody_heard_may_have_been_paid_for",
+    ),
+    guard(
+        "money: a call across midnight",
+        "worker/purse.py",
+        "return {self.station.now()[:10], self.station.later(timeout_s)[:10]}",
+        "return {self.station.now()[:10]}",
+        "test_purse.py::test_a_call_that_may_end_after_midnight_is_both_days",
+    ),
+    guard(
+        "money: an unknown price is refused",
+        "worker/purse.py",
+        "if estimate is None and limits:",
+        "if False:",
+        "test_purse.py::test_a_budget_needs_a_price",
+    ),
 )
 
 

@@ -278,8 +278,13 @@ def test_a_call_that_may_end_after_midnight_is_both_days(deployment: Deployment)
     deployment.submit("r0", budget=None)
     deployment.now = datetime(2026, 11, 30, 23, 58, tzinfo=UTC)
 
+    tomorrow = {"day:2026-12-01": ESTIMATE_MICROUSD}
+
     def late(n: int) -> None:
         if n == 2:
+            refused = deployment.counters.reserve("another", 1, 1, 60, tomorrow, dict.fromkeys(tomorrow, 0))
+            assert refused is not None
+            assert refused.why == "busy"
             deployment.now += timedelta(minutes=4)
 
     deployment.model.before = late
