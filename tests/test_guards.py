@@ -270,6 +270,29 @@ def test_after_a_regained_lease_the_journals_tail_is_looked_at(place: Place) -> 
         ledger.check()
 
 
+def test_a_paid_reply_waits_for_the_store_also_after_a_regained_lease(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the journal's tail is tried again as the append is: else nobody would know what was paid."""
+    place.submit()
+    lease = Lent()
+    ledger = place.ledger(lease)
+    ledger.claim(CLAIM)
+    lease.current = False
+    tail, asked = place.archive.list, []
+
+    def away_once(prefix: str, *, after: str = "") -> Iterator[str]:
+        asked.append(prefix)
+        if len(asked) == 1:
+            raise StoreFault("the store is away")
+        return tail(prefix, after=after)
+
+    monkeypatch.setattr(place.archive, "list", away_once)
+    ledger.commit(Replied(step=1, phase="model", reply=Reply(text="Done.", cost_microusd=5)))
+    assert ledger.run.spent_microusd == 5
+    assert len(asked) > 1
+
+
 def test_a_large_object_that_came_first_stays(moto: Settings, tmp_path: Path) -> None:
     """Both writers saw the key free; whose last request comes second is told so."""
     archive = S3Archive(f"s3://dawn/{uuid.uuid4().hex}", moto.model_copy(update={"s3_part_bytes": 5 * 2**20}))

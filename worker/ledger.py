@@ -236,8 +236,9 @@ class Ledger:
             raise FencedFault("the run went on elsewhere while this attempt was cut off")
 
     def _write(self, run: Run, *events: Event, waited_ms: int = 0) -> _Appended:
-        """Append under the claim, in whatever thread."""
-        self._check(run)
+        """Append under the claim, in whatever thread. What is to be written may be paid for: also the look at the
+        journal's tail waits for the store."""
+        self.patiently(lambda: self._check(run))
         try:
             return self._append(run, events, attempt=run.attempt, waited_ms=waited_ms)
         except AppendConflict as conflict:
