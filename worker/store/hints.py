@@ -3,7 +3,7 @@ truth: all of it can be lost at any moment and is rebuilt from the archive. The 
 
 Keys (each with a time to live, or O(active) as said):
 
-    dawn:lease:<name>                 token of the holder of run:<id>, deliver:<id>, scheduler
+    dawn:lease:<name>                 token of the holder of run:<id>, deliver:<id>, fold:<level>, scheduler
     dawn:worker:<name>  dawn:worker   what a worker offers; the set of names, cleaned whenever it is read
     dawn:bell:<run>     dawn:bell     lane of a doorbell that nobody has answered yet; likewise
     dawn:control:<name>               inbox number that a run or batch should read up to
