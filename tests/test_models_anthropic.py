@@ -153,6 +153,23 @@ def test_a_made_up_id_that_looks_like_ours_stays_unique(model_server: ModelServe
     assert used == ["call_2_1", "call_2_1x"]
 
 
+def test_a_name_that_no_server_takes_back_is_sent_as_one_that_they_do(model_server: ModelServer) -> None:
+    """T04: a tool that the model made up must not have every later request refused."""
+    reply = answer(model_server, CALL | {"name": "multi_tool_use.parallel"}, stop="tool_use")
+    assert reply.calls[0].name == "multi_tool_use.parallel"
+    assert sent_back(stored(reply))[1]["content"] == [CALL | {"name": "multi_tool_use_parallel"}]
+
+
+def test_an_id_of_another_provider_is_sent_where_it_is_taken() -> None:
+    """T13: after a change of model; here letters, digits, - and _ are."""
+    calls = [
+        ToolCall(id=f"call_1_{n}", original_id=original, name="run_command", arguments="{}")
+        for n, original in enumerate(("functions.run:0", "call-9"), start=1)
+    ]
+    sent = sent_back(Reply(calls=tuple(calls), stop="calls"))[1]["content"]
+    assert [block["id"] for block in sent if block["type"] == "tool_use"] == ["call_1_1", "call-9"]
+
+
 def test_a_call_that_was_never_answered_is_not_sent_back(model_server: ModelServer) -> None:
     """Those of a cut reply never ran; a turn of which only thinking is left goes with them."""
     cut = answer(model_server, THINKING, CALL, stop="max_tokens")

@@ -162,6 +162,21 @@ def test_half_a_surrogate_pair_never_reaches_a_request(model_server: ModelServer
     assert bad not in json.dumps(body, ensure_ascii=False)
 
 
+def test_a_name_that_no_server_takes_back_is_sent_as_one_that_they_do(model_server: ModelServer) -> None:
+    """T04: a tool that the model made up must not have every later request refused."""
+    call = call_of()
+    call["function"]["name"] = "multi_tool_use.parallel"
+    reply = answer(model_server, {"tool_calls": [call]}, "tool_calls")
+    assert reply.calls[0].name == "multi_tool_use.parallel"
+    assert sent_back(stored(reply))[1]["tool_calls"][0]["function"]["name"] == "multi_tool_use_parallel"
+
+
+def test_an_id_that_this_server_made_goes_back_to_it(model_server: ModelServer) -> None:
+    """Some servers have dots and colons in theirs, and read them again."""
+    reply = answer(model_server, {"tool_calls": [call_of("functions.run:0")]}, "tool_calls")
+    assert sent_back(stored(reply))[1]["tool_calls"][0]["id"] == "functions.run:0"
+
+
 def test_a_call_that_was_never_answered_is_not_sent_back(model_server: ModelServer) -> None:
     """Those of a cut reply never ran; what it said is sent."""
     cut = answer(model_server, {"content": "So", "tool_calls": [call_of()]}, "length")

@@ -3,8 +3,11 @@ vendor's server would take (T12, T13, T15)."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -38,15 +41,19 @@ ODD = [
     "a" * 900,
 ]
 TEXTS = st.sampled_from(ODD) | st.text(st.characters(categories=["L", "Cs", "Cc", "So"]), max_size=20)
-IDS = st.sampled_from(["c1", "c1", "", "call_2_1", "toolu_9", "sp ace", "x" * 65, "\ud83d"])
+IDS = st.sampled_from(["c1", "c1", "", "call_2_1", "functions.run:0", "sp ace", "x" * 65, "\ud83d"])
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.sampled_from([1e999, -0.0, 1e-9]) | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
 )
 OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=3)
-NAMES = st.sampled_from(["run_command", "no_such_tool"])
+NAMES = st.sampled_from(
+    ["run_command", "no_such_tool", "multi_tool_use.parallel", "run command\u2028", "", "n" * 300]
+)
 CACHE_MARKS_MAX = 4
+TAKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Names of calls that both vendors take back, and ids that Anthropic does."""
 
 
 class Vendor:
@@ -65,18 +72,12 @@ class Vendor:
         conforms(self.name, body)
         return body
 
-    def pairs(self, body: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """The ids of the calls and those that results name, in order."""
-        calls: list[str] = []
-        results: list[str] = []
-        for message in body["messages"]:
-            if self.name == "openai":
-                calls += [call["id"] for call in message.get("tool_calls", ())]
-                results += [message["tool_call_id"]] if message["role"] == "tool" else []
-                continue
-            calls += [block["id"] for block in message["content"] if block["type"] == "tool_use"]
-            results += [block["tool_use_id"] for block in message["content"] if block["type"] == "tool_result"]
-        return calls, results
+    def turns(self, body: dict[str, Any]) -> Iterator[tuple[list[tuple[str, str]], list[str]]]:
+        """Of each message that makes calls their (id, name), and the ids of the results right after it; of another
+        one none, and so of results that follow no call."""
+        read = _Said.of_anthropic if self.name == "anthropic" else _Said.of_openai
+        for before, after in itertools.pairwise([_Said(), *read(body["messages"]), _Said()]):
+            yield before.calls, after.results
 
     def answers(self) -> st.SearchStrategy[dict[str, Any]]:
         return _of_anthropic() if self.name == "anthropic" else _of_openai()
@@ -134,6 +135,38 @@ def _of_openai() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+@dataclass(frozen=True)
+class _Said:
+    """What one side said in its turn. calls: (id, name)."""
+
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of_anthropic(cls, messages: list[dict[str, Any]]) -> Iterator[_Said]:
+        """Results stand before words, and no words are blank: the API refuses anything else."""
+        for message in messages:
+            kinds = [block["type"] for block in message["content"]]
+            assert kinds == sorted(kinds, key=lambda kind: kind != "tool_result")
+            assert all(block["text"].strip() for block in message["content"] if block["type"] == "text")
+            yield cls(
+                [(block["id"], block["name"]) for block in message["content"] if block["type"] == "tool_use"],
+                [block["tool_use_id"] for block in message["content"] if block["type"] == "tool_result"],
+            )
+
+    @classmethod
+    def of_openai(cls, messages: list[dict[str, Any]]) -> Iterator[_Said]:
+        """The results after a message are one turn."""
+        for is_result, group in itertools.groupby(messages, key=lambda message: message["role"] == "tool"):
+            if is_result:
+                yield cls(results=[message["tool_call_id"] for message in group])
+                continue
+            for message in group:
+                assert message["role"] != "assistant" or message.get("content") or message.get("tool_calls")
+                calls = message.get("tool_calls", ())
+                yield cls([(call["id"], call["function"]["name"]) for call in calls])
+
+
 class Conversation(Transcript):
     """A run that a provider's raw answers make. Each of its requests is judged before it is answered."""
 
@@ -148,12 +181,16 @@ class Conversation(Transcript):
         return self.shown.request("model")
 
     def judge(self) -> None:
-        """The next request is of the SDK's type, its calls and results pair one to one, and no more is marked for the
-        cache than the provider takes."""
+        """The next request is of the SDK's type, its calls have ids of their own, names that the provider takes and
+        their results right after them, and no more is marked for the cache than the provider takes."""
         body = self.vendor.sends(self.request())
-        calls, results = self.vendor.pairs(body)
-        assert calls == results
-        assert len(set(calls)) == len(calls)
+        ids: list[str] = []
+        for calls, results in self.vendor.turns(body):
+            assert [call_id for call_id, _ in calls] == results
+            assert all(TAKEN.fullmatch(name) for _, name in calls)
+            ids += results
+        assert len(set(ids)) == len(ids)
+        assert self.vendor.name == "openai" or all(map(TAKEN.fullmatch, ids))
         assert json.dumps(body).count('"cache_control"') <= CACHE_MARKS_MAX
 
     def answered(self, answer: dict[str, Any], output: str) -> None:

@@ -142,9 +142,12 @@ def test_a_deadline_ends_a_reply_and_the_server_stops_too(model: Model, llama: L
 def test_a_cancel_ends_a_reply_and_the_server_stops_too(model: Model, llama: Llama) -> None:
     """In the middle of what it is writing."""
     before, begun, cancel = llama.given_up(), llama.begun(), Cancel()
-    threading.Thread(
-        target=lambda: (wait_for(lambda: llama.begun() > begun), cancel.set("cancelled by a person"))
-    ).start()
+
+    def stop() -> None:
+        wait_for(lambda: llama.begun() > begun)
+        cancel.set("cancelled by a person")
+
+    threading.Thread(target=stop).start()
     with pytest.raises(ProviderFault, match="cancelled by a person") as caught:
         ask(model, UserMessage("Go on for ever."), tokens=ENDLESS_TOKENS, cancel=cancel)
     assert not caught.value.retryable

@@ -4,13 +4,14 @@ Refuses to retry: whoever asks decides that."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
 from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
-from worker.models.conversation import Answers, Turn, arguments_object, clean, paired
+from worker.models.conversation import Answers, Turn, arguments_object, clean, paired, sendable_name
 from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.protocol import ModelRequest, UserMessage, call_id
 
@@ -26,6 +27,8 @@ _STOPS: Final[dict[str, Literal["length", "refusal"]]] = {
     "refusal": "refusal",
 }
 _THINKING: Final = ("thinking", "redacted_thinking")
+_IDS: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Of calls that it takes; those of other providers may hold more."""
 _CACHED: Final = {"cache_control": {"type": "ephemeral"}}
 CACHED_TURNS: Final = 2
 """The standing instructions and this many of the last user turns are cache breakpoints (four are allowed): the
@@ -54,7 +57,7 @@ class AnthropicModel:
     def body(self, request: ModelRequest) -> dict[str, Any]:
         """The request's JSON, `MessageCreateParams` of the SDK."""
         messages: list[dict[str, Any]] = []
-        for part in paired(request.messages):
+        for part in paired(request.messages, _IDS):
             role, content = _content(part)
             if messages and messages[-1]["role"] == role:
                 messages[-1]["content"] += content
@@ -165,7 +168,8 @@ def _content(part: UserMessage | Turn | Answers) -> tuple[Literal["user", "assis
 
 
 def _turn(turn: Turn) -> list[dict[str, Any]]:
-    """The content of an earlier reply as it came, but for calls that are sent under another id or not at all."""
+    """The content of an earlier reply as it came, but for calls that are sent under another id or name or not at
+    all."""
     content: list[dict[str, Any]] = []
     calls = iter(turn.reply.calls)
     for block in _native(turn.reply):
@@ -173,7 +177,7 @@ def _turn(turn: Turn) -> list[dict[str, Any]]:
             sent_id = turn.sent.get(next(calls).id)
             if sent_id is None:
                 continue
-            block = block if block["id"] == sent_id else block | {"id": sent_id}
+            block = block | {"id": sent_id, "name": sendable_name(block["name"])}
         elif block["type"] == "text" and not block["text"].strip():
             continue  # the API refuses back what it gave: text without a visible character
         content.append(block)

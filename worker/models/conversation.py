@@ -16,6 +16,8 @@ from worker.contract.events import Reply, ToolCall
 from worker.models.protocol import AssistantMessage, Message, ToolResult, ToolResults, UserMessage
 
 _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_NAME_CHARS_MAX: Final = 64
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -37,11 +39,12 @@ class Answers:
     results: tuple[tuple[str, ToolResult], ...]
 
 
-def paired(messages: tuple[Message, ...]) -> Iterator[UserMessage | Turn | Answers]:
+def paired(messages: tuple[Message, ...], ids: re.Pattern[str] = _ID) -> Iterator[UserMessage | Turn | Answers]:
     """The conversation with every call paired to its result.
 
-    A call is sent under its provider's own id, so that the content stays as it came, unless that is missing,
-    malformed or was used before; then under ours. Raises InvalidFault for a result without its call.
+    A call is sent under its provider's own id, so that the content stays as it came, unless that is missing, is none
+    of the ids that this provider takes, or was used before; then under ours. Raises InvalidFault for a result without
+    its call.
     """
     used: set[str] = set()
     sent: dict[str, str] = {}
@@ -50,7 +53,7 @@ def paired(messages: tuple[Message, ...]) -> Iterator[UserMessage | Turn | Answe
             case AssistantMessage(reply=reply):
                 following = messages[index + 1] if index + 1 < len(messages) else None
                 answered = {r.call_id for r in following.results} if isinstance(following, ToolResults) else set()
-                sent = {call.id: _unused_id(call, used) for call in reply.calls if call.id in answered}
+                sent = {call.id: _unused_id(call, used, ids) for call in reply.calls if call.id in answered}
                 yield Turn(reply, sent)
             case ToolResults(results=results):
                 orphans = [result.call_id for result in results if result.call_id not in sent]
@@ -61,12 +64,18 @@ def paired(messages: tuple[Message, ...]) -> Iterator[UserMessage | Turn | Answe
                 yield message
 
 
-def _unused_id(call: ToolCall, used: set[str]) -> str:
-    chosen = call.original_id if _ID.fullmatch(call.original_id) and call.original_id not in used else call.id
+def _unused_id(call: ToolCall, used: set[str], ids: re.Pattern[str]) -> str:
+    chosen = call.original_id if ids.fullmatch(call.original_id) and call.original_id not in used else call.id
     while chosen in used:
         chosen += "x"  # a provider made up an id that looks like ours
     used.add(chosen)
     return chosen
+
+
+def sendable_name(name: str) -> str:
+    """The name of a call as every server takes it back: one that a model made up may hold anything, and then each
+    later request would be refused."""
+    return _NO_NAME.sub("_", name)[:_NAME_CHARS_MAX] or "_"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:

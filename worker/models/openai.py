@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
 from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
-from worker.models.conversation import Answers, Turn, clean, paired, sendable_arguments
+from worker.models.conversation import Answers, Turn, clean, paired, sendable_arguments, sendable_name
 from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.protocol import ModelRequest, UserMessage, call_id
 
@@ -155,13 +155,14 @@ def _messages(part: UserMessage | Turn | Answers) -> Iterator[dict[str, Any]]:
 
 
 def _turn(turn: Turn) -> Iterator[dict[str, Any]]:
-    """An earlier reply as it came, but for calls that are sent under another id or not at all, and arguments that
-    are no JSON object: servers that render them for the model fail on those."""
+    """An earlier reply as it came, but for calls that are sent under another id or name or not at all, and arguments
+    that are no JSON object: servers that render them for the model fail on those."""
     message = _native(turn.reply)
     calls = []
     for call, native in zip(turn.reply.calls, message.pop("tool_calls", None) or (), strict=True):
         if call.id in turn.sent:
-            function = native["function"] | {"arguments": sendable_arguments(call.arguments)}
+            named = {"name": sendable_name(call.name), "arguments": sendable_arguments(call.arguments)}
+            function = native["function"] | named
             calls.append(native | {"id": turn.sent[call.id], "function": function})
     if calls:
         message["tool_calls"] = calls
