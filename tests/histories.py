@@ -60,8 +60,8 @@ FREE = JOURNAL_FIELDS | CLAIM_FIELDS | {"working_s", "context_tokens", "inbox_se
 """Fields of Run that count claims, times and messages: they may differ from the undisturbed run's."""
 SPOKEN = frozenset(["steps", "usage", "feedbacks"])
 """A late message gives the model another turn, which may find what red checks would have told it."""
-FORKED = frozenset(["parent", "inherited_steps", "inherited_cost_microusd", "chain", "prepared"])
-"""A fork begins elsewhere, with a level 0 of its own."""
+FORKED = frozenset(["parent", "inherited_steps", "inherited_cost_microusd", "chain", "prepared", "delegates"])
+"""A fork begins elsewhere, with a level 0 of its own; delegates before it are its parent's."""
 UNTIMED = frozenset(["duration_ms", "reused", "summary.md"])
 
 
