@@ -139,6 +139,32 @@ def test_a_broken_target_stops_no_other_and_a_second_submit_does_nothing(stack: 
     assert [stack.run(row["run"]) for row in rows] == before
 
 
+def test_a_refusal_ends_its_own_run_only(stack: Deployment, tmp_path: Path) -> None:
+    """T07: the model refuses the second of three; its words are kept, the others are verified, and all is counted."""
+    for name in "abc":
+        repository(tmp_path / name)
+    (tmp_path / "b" / "AGENTS.md").write_text("Say no.\n")
+    commit_all(tmp_path / "b", "instructions")
+    refusal = "- cases:\n    - {expect: 'Say no', text: I cannot do that., stop: content_filter}\n    - "
+    (tmp_path / "script.yaml").write_text(SCRIPT.lstrip().replace("- ", refusal, 1))
+    batch = {
+        "version": 1,
+        "name": "refused",
+        "targets": [{"repo": name} for name in "abc"],
+        "task": {"model": "scripted:script.yaml", "prompt": "Make it 42."},
+        "checks": [CHECK],
+    }
+    (tmp_path / "batch.yaml").write_text(json.dumps(batch))
+    rows = stack.ran("submit", tmp_path / "batch.yaml", code=4)
+    verified = ("changed", "verified", None)
+    refused = ("failed", None, "refused/content_filter")
+    assert [(row["outcome"], row["verdict"], row["failure"]) for row in rows] == [verified, refused, verified]
+    finished = stack.run(rows[1]["run"]).finished
+    assert finished is not None
+    assert finished.text == "I cannot do that."
+    assert "2 changed/verified, 1 refused" in stack.dawn("status").out
+
+
 def test_a_batch_that_failed_altogether_exits_with_five(stack: Deployment, tmp_path: Path) -> None:
     """Two runs, neither of which could be prepared."""
     stack.ran("submit", manifest(tmp_path, "http://127.0.0.1:9/a.git", "http://127.0.0.1:9/b.git"), code=5)
