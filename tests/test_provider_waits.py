@@ -37,24 +37,28 @@ def says(command: str = "") -> dict[str, Any]:
     return {"choices": [{"message": message}], "usage": {"prompt_tokens": 100, "completion_tokens": 10}}
 
 
-def work(night: Night, server: ModelServer, run: str, *, rate: Rate | None = None, **changes: Any) -> str:
+def work(
+    night: Night, server: ModelServer, run: str, *, rate: Rate | None = None, pace: type[Pace] = Pace, **changes: Any
+) -> str:
     account = Account("openai", "key", "KEY", server.url)
 
     def opened(task: Task) -> Model:
         model: Model = OpenAIModel(task.model, "m", account)
         if rate is not None:
-            model = PacedModel(model, account.id, task.batch, rate, Pace(night.station.hints))
+            model = PacedModel(model, account.id, task.batch, rate, pace(night.station.hints))
         return HeldModel(model, account.id, night.station.hints)
 
     return night.work(run, open_model=opened, **changes)
 
 
-def use_up(night: Night, server: ModelServer, rate: Rate) -> str:
-    """Another batch takes all that the account's rate allows now. The account's key in Redis."""
-    account = Account("openai", "key", "KEY", server.url).id
-    while Pace(night.station.hints).take(account, "other", rate, 0) == 0:
-        pass
-    return f"dawn:rate:{account}"
+class Busy(Pace):
+    """Another batch takes all that an account's rate allows just before the run asks for the first time."""
+
+    def take(self, account: str, batch: str, rate: Rate, tokens: int) -> float:
+        if not self.hints.script("return redis.call('EXISTS', KEYS[1])", f"rate:{account}"):
+            while super().take(account, "other", rate, 0) == 0:
+                pass
+        return super().take(account, batch, rate, tokens)
 
 
 def later(hours: float) -> str:
@@ -102,10 +106,9 @@ def test_a_quota_parks_every_run_of_the_account_and_flushes_none(night: Night, m
 def test_a_short_wait_for_the_account_s_turn_keeps_the_worker(night: Night, model_server: ModelServer) -> None:
     """The reply comes a little later, and what was waited is no working time."""
     rate = Rate(requests_per_min=120)
-    use_up(night, model_server, rate)
     journal = night.submit(model="openai/m", script=None, checks=())
     model_server.will_answer(says())
-    assert work(night, model_server, "run-1", rate=rate) == "sealed"
+    assert work(night, model_server, "run-1", rate=rate, pace=Busy) == "sealed"
     assert sum(record.waited_ms for record, _ in journal.read()) > 0
     assert "parked" not in types(journal)
     assert journal.verify() == []
@@ -137,10 +140,10 @@ def test_a_cancel_ends_the_wait_for_the_account_s_turn(
 ) -> None:
     """At once, and nothing was sent."""
     rate = Rate(requests_per_min=1)
-    key = use_up(night, model_server, rate)
     journal = night.submit(model="openai/m", script=None, checks=())
+    key = f"dawn:rate:{Account('openai', 'key', 'KEY', model_server.url).id}"
     with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(redis_url) as raw:
-        working = pool.submit(work, night, model_server, "run-1", rate=rate)
+        working = pool.submit(work, night, model_server, "run-1", rate=rate, pace=Busy)
         wait_until(lambda: raw.hexists(key, "wanted:batch-1"))
         Inbox(night.archive, "run-1").put("cancel", by="ann", at=utc_now())
         assert working.result(timeout=60) == "sealed"
