@@ -41,9 +41,9 @@ def night(deployment: Deployment, place: Path, *packages: str) -> set[tuple[str,
     return {(row["outcome"], row["verdict"]) for row in rows}
 
 
-def test_an_independent_script_agrees_over_three_packages(deployment: Deployment, tmp_path: Path) -> None:
-    """A codemod changes three real packages, their own tests are green, and whoever measures again says so too."""
-    assert night(deployment, tmp_path, "cachetools", "inflection", "xmltodict") == {("changed", "verified")}
+def test_an_independent_script_agrees_over_a_package(deployment: Deployment, tmp_path: Path) -> None:
+    """A codemod changes a real package, its own tests are green, and whoever measures again says so too."""
+    assert night(deployment, tmp_path, "inflection") == {("changed", "verified")}
 
 
 @pytest.mark.full
