@@ -191,7 +191,7 @@ def test_the_golden_run_comes_again(golden: Deployment) -> None:
     done = golden.dawn("replay", run, "--json")
     assert done.code == 0, done
     assert done.json == {
-        "schema": "dawn.replay/1", "run": run, "steps": 6, "calls": 7, "alike": 0, "outside": 0, "diverged": None
+        "schema": "dawn.replay/1", "run": run, "steps": 6, "calls": 8, "alike": 0, "outside": 0, "diverged": None
     }  # fmt: skip
 
 

@@ -23,17 +23,22 @@ SCRIPT: Final = """
     - {tool: update_plan, arguments: {items: [{text: write 42, status: doing}]}}
     - {tool: edit_file, arguments: {path: answer.txt, old_text: "41", new_text: "42"}}
     - {tool: nothing, arguments: {}}
+    - {tool: delegate, arguments: {goal: What is the answer?}}
 - calls:
     - {tool: run_command, arguments: {command: 'git push'}}
     - {tool: run_command, arguments: {command: 'mkdir d && mv answer.txt d && ls; exit 7'}}
     - {tool: run_command, arguments: {command: 'mv d/answer.txt . && rmdir d && cat answer.txt'}}
     - {tool: search, arguments: {pattern: "42"}}
 - text: Now it is.
+- delegate: answer
+  replies:
+    - calls: [{tool: run_command, arguments: {command: 'cat answer.txt; touch new'}}]
+    - {expect: '42', text: It is 42.}
 """
 
 
 def main() -> None:
-    """One run with a command, red checks that are fed back, mistakes, a denied call and a good end."""
+    """One run with a command, red checks that are fed back, mistakes, a delegate, a denied call and a good end."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "code").mkdir()
