@@ -28,7 +28,6 @@ from worker.contract.events import (
     Record,
     Replied,
     ToolCall,
-    Unrecorded,
 )
 from worker.contract.model_name import parse_model_name
 from worker.contract.run import Run, fold
@@ -39,12 +38,10 @@ from worker.hosting import AttemptHost
 from worker.ledger import Ledger
 from worker.lost_reply import lost_reply
 from worker.mailbox import Mailbox
-from worker.models.prices import Prices
 from worker.prompts import text
 from worker.rendering import valid
 from worker.station import Station
 from worker.store import keys
-from worker.store.archive import Archive
 from worker.store.journal import Journal
 from worker.tools import observe
 from worker.tools.notes import Delegate, DelegateArguments
@@ -162,34 +159,19 @@ class _Within:
 def take_stock(before: Run, ledger: Ledger, station: Station) -> None:
     """After an attempt that died while a delegate was at work: count what that did and nobody told of, and the reply
     that may have been on its way. before: the run as that attempt left it."""
-    if (found := _at_work(before, station.archive)) is None:
+    call = before.pending[0] if before.status == "running" and before.pending else None
+    if call is None or call.name != Delegate.name:
         return
-    call, task, records, child = found
+    journal = Journal(station.archive, keys.delegate(before.id, call.id))
+    try:
+        task, lines = journal.task(), list(journal.read())
+    except (IntegrityFault, NotFoundFault, VersionFault):
+        return  # it had not begun, or is for the call to complain of
+    records, child = [record for record, _ in lines], fold(lines)
     _tell(ledger, call, records, child)
     lost = lost_reply(task, child, records, delegates_toolset(task).specs, station.prices)
     if lost is not None:
         ledger.commit(lost)
-
-
-def lost_by_delegate(before: Run, archive: Archive, prices: Prices) -> Unrecorded | None:
-    """The reply that may be on its way to a delegate of the run; as lost_reply for the run's own."""
-    if (found := _at_work(before, archive)) is None:
-        return None
-    _, task, records, child = found
-    return lost_reply(task, child, records, delegates_toolset(task).specs, prices)
-
-
-def _at_work(run: Run, archive: Archive) -> tuple[ToolCall, Task, list[Record], Run] | None:
-    """The call that a run under its claim waits for, when a delegate is at work on it, and that one's journal."""
-    call = run.pending[0] if run.status == "running" and run.pending else None
-    if call is None or call.name != Delegate.name:
-        return None
-    journal = Journal(archive, keys.delegate(run.id, call.id))
-    try:
-        task, lines = journal.task(), list(journal.read())
-    except (IntegrityFault, NotFoundFault, VersionFault):
-        return None  # it has not begun, or is for the call to complain of
-    return call, task, [record for record, _ in lines], fold(lines)
 
 
 def _tell(ledger: Ledger, call: ToolCall, records: Sequence[Record], child: Run) -> None:
