@@ -346,6 +346,13 @@ TABLE = {
     "Redis wiped": "test_tick.py::test_a_wiped_redis_seals_and_takes_nothing_over_for_one_lease_time",
     "the archive is away": "test_hosting.py::test_a_store_that_is_away_for_a_moment_is_waited_for",
     "a writer of an archive": "create journal/[0-9]+ 1 staged",
+    "estimate reserved, worker dead": "test_purse.py::test_a_takeover_counts_the_lost_call_once",
+    "reply committed, its counter not told": "test_purse.py::test_redis_away_after_an_answer_loses_no_answer",
+    "Redis wiped under a budget": "test_purse.py::test_a_wipe_in_the_middle_lets_no_more_through",
+    "whoever folds a counter dies": "test_counters.py::test_two_folds_of_one_wipe_agree",
+    "marker of a day, no call": "test_purse.py::test_the_next_day_has_a_budget_of_its_own",
+    "worker dead while it waits for a turn": "test_pace.py::test_what_waits_ends_by_the_clock_of_redis",
+    "Redis wiped under a rate": "test_pace.py::test_a_wiped_redis_starts_anew",
 }
 """Row of the crash table in ARCHITECTURE.md -> the points that are it, or a test of its own."""
 
