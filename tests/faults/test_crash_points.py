@@ -346,6 +346,7 @@ TABLE = {
     "Redis wiped": "test_tick.py::test_a_wiped_redis_seals_and_takes_nothing_over_for_one_lease_time",
     "the archive is away": "test_hosting.py::test_a_store_that_is_away_for_a_moment_is_waited_for",
     "a writer of an archive": "create journal/[0-9]+ 1 staged",
+    "delegate at work": "test_delegate.py::test_whoever_dies_at_any_write_of_a_delegate_is_followed",
     "estimate reserved, worker dead": "test_purse.py::test_a_takeover_counts_the_lost_call_once",
     "reply committed, its counter not told": "test_purse.py::test_redis_away_after_an_answer_loses_no_answer",
     "Redis wiped under a budget": "test_purse.py::test_a_wipe_in_the_middle_lets_no_more_through",
