@@ -41,7 +41,7 @@ os.environ.setdefault("DAWN_STORE_IMAGES", "false")  # a quarter of a gigabyte f
 def pytest_configure() -> None:
     """No example fails for being slow on a busy machine. A shell that runs the tests in its background has them
     ignore Ctrl-C and SIGQUIT, and so would every process that they start and then signal."""
-    hypothesis.settings.register_profile("patient", deadline=None)
+    hypothesis.settings.register_profile("patient", hypothesis.settings(), deadline=None)
     hypothesis.settings.load_profile("patient")
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
