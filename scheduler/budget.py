@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from scheduler.plan import Held
 from scheduler.runs import Found, View, runs_in, views
-from worker.contract.errors import InvalidFault
+from worker.contract.errors import HintsFault, InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.task import Task, budget_microusd, usd_text
 from worker.store.archive import Archive
@@ -23,10 +23,10 @@ from worker.store.mail import Mail
 
 class Gate:
     """Of one round of the scheduler: each counter is asked for once. day_usd: of the whole deployment, None for no
-    bound. A counter that Redis lost holds nobody: a worker folds it before the next model call."""
+    bound. A counter that Redis lost, or cannot read, holds nobody: a worker asks it before the next model call."""
 
     def __init__(self, hints: Hints, day_usd: float | None, now: datetime) -> None:
-        self._counters, self._now = Counters(hints), now.astimezone(UTC)
+        self._hints, self._counters, self._now = hints, Counters(hints), now.astimezone(UTC)
         self._day_microusd = None if day_usd is None else round(day_usd * 1e6)
         self._spent: dict[str, int | None] = {}
 
@@ -46,9 +46,16 @@ class Gate:
         if limit_microusd is None:
             return False
         if level not in self._spent:
-            self._spent[level] = self._counters.spent(level)
+            self._spent[level] = self._ask(level)
         spent = self._spent[level]
         return spent is not None and spent >= limit_microusd
+
+    def _ask(self, level: str) -> int | None:
+        try:
+            return self._counters.spent(level)
+        except HintsFault:
+            self._hints.epoch()  # raises where Redis is away; else it is this counter alone, and others' runs go on
+            return None
 
 
 @dataclass(frozen=True)

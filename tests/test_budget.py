@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import redis
 from runs_made import AT, claimed, replied
 
 from scheduler.control import tell
 from scheduler.runs import Found
 from scheduler.tick import Scheduler
+from worker.contract.errors import HintsFault
 from worker.contract.events import Parked
 from worker.contract.run import Run
 from worker.contract.settings import Settings
@@ -170,3 +172,26 @@ def test_a_model_of_no_known_form_stops_no_scheduler(world: World, paid: Paid) -
     paid("a", model="gpt")
     world.spent(5, "day:2026-11-30")
     assert world.tick() == ["a"]
+
+
+def test_a_counter_that_cannot_be_read_holds_up_nobody(world: World, paid: Paid, redis_url: str) -> None:
+    """It is as good as missing: other people's runs are rung, and its own meet it in their attempts."""
+    paid("a")
+    paid("b", batch="other-0123456789ab")
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.set(f"dawn:spent:batch:{NAME}", "of another kind")
+    assert sorted(world.tick()) == ["a", "b"]
+
+
+def test_without_redis_a_round_is_not_finished(world: World, paid: Paid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it cannot be asked at all is not taken for a missing counter: the scheduler waits."""
+    paid("a")
+
+    def away(*_: object) -> None:
+        monkeypatch.setattr(Hints, "epoch", away)
+        raise HintsFault("Redis is away")
+
+    monkeypatch.setattr(Counters, "spent", away)
+    with pytest.raises(HintsFault):
+        world.tick()
+    assert world.rings == []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import redis
 
-from worker.store.counters import PUT_AT_ONCE, Counters, Part, Refused
+from worker.store.counters import MOST, PUT_AT_ONCE, Counters, Part, Refused
 from worker.store.hints import Hints
 
 LONG_S, SHORT_S = 600.0, 0.02
@@ -188,6 +188,41 @@ def test_at_once_only_what_has_room_is_admitted(counters: Counters) -> None:
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda n: ask(counters, f"r{n}", 10, {BATCH: 100}), range(50)))
     assert told.count("") == 10
+
+
+@pytest.mark.parametrize("absurd", [2**63, 10**306, -5], ids=["too long", "far too long", "negative"])
+def test_an_absurd_estimate_holds_up_its_own_level_only_until_it_ends(counters: Counters, absurd: int) -> None:
+    """A script or a task may claim anything; what others ask is answered all the same."""
+    put(counters, BATCH)
+    assert ask(counters, "absurd", absurd, {BATCH: 100}, for_s=float("inf")) == ""
+    assert ask(counters, "b", 1, {BATCH: 100}) == (f"busy {BATCH}" if absurd > 0 else "")
+    counters.settle("absurd", 1, {BATCH: 0})
+    assert (counters.spent(BATCH), ask(counters, "b", 1, {BATCH: 100})) == (0, "")
+
+
+def test_an_absurd_cost_is_a_used_up_budget(counters: Counters) -> None:
+    """However many runs claim one, told or folded."""
+    put(counters, BATCH, a=Part(10**306, 1, 10**306, 1e300), b=2**63)
+    for run in ("c", "d"):
+        counters.settle(run, 1, {BATCH: 10**306})
+    assert counters.spent(BATCH) == MOST
+    assert ask(counters, "e", 1, {BATCH: 10**15}) == f"spent {BATCH}"
+
+
+@pytest.mark.parametrize("foreign", ["", "garbage", "1 2", "1 -9223372036854775808 1", "nan", "1e300", "-7"])
+@pytest.mark.parametrize("field", ["spent", "of:b", "due"])
+def test_what_nobody_of_ours_wrote_counts_as_nothing(
+    counters: Counters, raw: redis.Redis, field: str, foreign: str
+) -> None:
+    """A foreign value, or one of an older version, stops nobody's calls and is replaced by what is told."""
+    put(counters, BATCH)
+    key = f"dawn:spent:{BATCH}"
+    raw.hset(f"{key}:due" if field == "due" else key, "b" if field == "due" else field, foreign)
+    assert counters.spent(BATCH) == 0
+    assert ask(counters, "b", 100, {BATCH: 100}) == ""
+    assert ask(counters, "c", 1, {BATCH: 100}) == f"busy {BATCH}"
+    counters.settle("b", 1, {BATCH: 30})
+    assert counters.spent(BATCH) == 30
 
 
 @dataclass

@@ -123,6 +123,7 @@ def test_the_most_of_several_is_unknown_with_one_of_them(written: Written) -> No
         ("openai/a: {input: 1}", "openai/a.output"),
         ("openai/a: {input: -1, output: 1}", "openai/a.input"),
         ("openai/a: {input: .nan, output: 1}", "openai/a.input"),
+        ("openai/a: {input: 1, output: 1000001}", "openai/a.output"),
         ("openai/a: {input: 1, output: 2, cached: 3}", "openai/a.cached"),
         ("gpt-4o: {input: 1, output: 2}", "known are"),
     ],

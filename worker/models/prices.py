@@ -30,7 +30,10 @@ from worker.contract.task import Frozen
 SELLERS: Final = ("anthropic", "openai")
 """Providers whose models the table knows by name; what stands behind the others only the deployment knows."""
 
-Dollars = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+DOLLARS_MAX: Final = 1_000_000
+"""For a million tokens: a dollar each is more than anybody asks, and what it adds up to can be counted."""
+
+Dollars = Annotated[Decimal, Field(ge=0, le=DOLLARS_MAX, allow_inf_nan=False)]
 
 
 class Price(Frozen):

@@ -12,7 +12,8 @@ spent until its run says what it was: perhaps its worker died.
     dawn:spent:<level>        of:<run> (what it spent), spent (their sum), folded, wiped (differs after each wipe)
     dawn:spent:<level>:due    <run> -> attempt, estimate, time at which its call must be over
 
-All in micro-dollars, by Redis's own clock. Both end eight days after the last call.
+All in micro-dollars, by Redis's own clock. Both end eight days after the last call. What does not read like that
+counts as nothing.
 """
 
 from __future__ import annotations
@@ -25,19 +26,24 @@ from typing import Any, Final, Literal
 from worker.store.hints import Hints
 
 KEPT_S: Final = 8 * 86400
+MOST: Final = 2**53 - 1
+"""Of anything counted here: Lua's numbers are exact up to it. As micro-dollars it is far beyond any budget."""
+
 PUT_AT_ONCE: Final = 500
 """Runs of a fold in one script: others wait for a millisecond at most."""
 
 _SUMS = """#!lua flags=allow-oom
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local most = 9007199254740991
+local function number(text) return math.min(tonumber(string.match(text or '', '^%d+$')) or 0, most) end
 local function counter(level) return KEYS[1] .. ':' .. level end
 local function dues(level) return KEYS[1] .. ':' .. level .. ':due' end
 local function count(level, run, part)
-  local old = tonumber(redis.call('HGET', counter(level), 'of:' .. run) or 0)
-  if tonumber(part) > old then
-    redis.call('HSET', counter(level), 'of:' .. run, part)
-    redis.call('HINCRBY', counter(level), 'spent', part - old)
+  local old = number(redis.call('HGET', counter(level), 'of:' .. run))
+  if number(part) > old then
+    local spent = math.min(number(redis.call('HGET', counter(level), 'spent')) + part - old, most)
+    redis.call('HSET', counter(level), 'of:' .. run, part, 'spent', string.format('%d', spent))
     redis.call('PEXPIRE', counter(level), ARGV[1])
   end
 end
@@ -46,21 +52,21 @@ local function due(level, run, attempt, estimate, for_ms)
   redis.call('PEXPIRE', dues(level), ARGV[1])
 end
 local function release(level, run, attempt)
-  local held = string.match(redis.call('HGET', dues(level), run) or '', '^%d+')
-  if held and tonumber(held) <= tonumber(attempt) then redis.call('HDEL', dues(level), run) end
+  local held = number(string.match(redis.call('HGET', dues(level), run) or '', '^(%d+) %d+ %d+$'))
+  if held <= number(attempt) then redis.call('HDEL', dues(level), run) end
 end
 local function sums(level)
-  local spent, reserved = tonumber(redis.call('HGET', counter(level), 'spent') or 0), 0
+  local spent, reserved = number(redis.call('HGET', counter(level), 'spent')), 0
   local found = redis.call('HGETALL', dues(level))
   for i = 1, #found, 2 do
-    local estimate, over = string.match(found[i + 1], ' (%d+) (%d+)$')
-    if tonumber(over) <= now then
-      spent = spent + estimate
+    local estimate, over = string.match(found[i + 1], '^%d+ (%d+) (%d+)$')
+    if number(over) <= now then
+      spent = spent + number(estimate)
     else
-      reserved = reserved + estimate
+      reserved = reserved + number(estimate)
     end
   end
-  return spent, reserved
+  return math.min(spent, most), math.min(reserved, most)
 end
 local function folded(level) return redis.call('HEXISTS', counter(level), 'folded') == 1 end
 """
@@ -106,9 +112,9 @@ _PUT = (
 local level = ARGV[2]
 if redis.call('HGET', counter(level), 'wiped') ~= ARGV[3] then return 0 end
 for i = 5, #ARGV, 5 do
-  local run, part, estimate = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 3])
-  local known = tonumber(redis.call('HGET', counter(level), 'of:' .. run) or 0)
-  count(level, run, part)
+  local run, part, estimate = ARGV[i], number(ARGV[i + 1]), number(ARGV[i + 3])
+  local known = number(redis.call('HGET', counter(level), 'of:' .. run))
+  count(level, run, ARGV[i + 1])
   if estimate > 0 and known <= part then
     due(level, run, ARGV[i + 2], estimate, ARGV[i + 4])
   end
@@ -163,14 +169,14 @@ class Counters:
         run spent at it so far."""
         levels: list[str | int] = []
         for level in limits:
-            levels += [level, limits[level], parts[level]]
-        refused = self._run(_RESERVE, run, attempt, estimate_microusd, _ms(for_s), *levels)
+            levels += [level, limits[level], _whole(parts[level])]
+        refused = self._run(_RESERVE, run, attempt, _whole(estimate_microusd), _ms(for_s), *levels)
         return Refused(refused[0], refused[1], int(refused[2])) if refused else None
 
     def settle(self, run: str, attempt: int, parts: Mapping[str, int]) -> None:
         """Tell what the run spent at each level so far; nothing is reserved for it any more, but for what a later
         attempt of it reserved."""
-        self._run(_SETTLE, run, attempt, *(word for part in parts.items() for word in part))
+        self._run(_SETTLE, run, attempt, *(word for level in parts for word in (level, _whole(parts[level]))))
 
     def begin(self, level: str) -> str:
         """To be called before the journals are read; what `put` needs to know that it is about the same counter."""
@@ -196,8 +202,14 @@ class Counters:
 
 def _fields(page: Sequence[tuple[str, Part]]) -> Iterator[str | int]:
     for run, part in page:
-        yield from (run, part.spent_microusd, part.attempt, part.estimate_microusd, _ms(part.for_s))
+        estimate, for_ms = _whole(part.estimate_microusd), _ms(part.for_s)
+        yield from (run, _whole(part.spent_microusd), part.attempt, estimate, for_ms)
 
 
 def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+    return _whole(seconds * 1000)
+
+
+def _whole(number: float) -> int:
+    """As a script can count with it: what a task or a script claims may be of any size."""
+    return round(min(max(0, number), MOST))
