@@ -123,6 +123,21 @@ def test_half_a_surrogate_pair_never_reaches_a_request(model_server: ModelServer
     assert bad not in json.dumps(body, ensure_ascii=False)
 
 
+@pytest.mark.parametrize(("levels", "kept"), [(150, True), (300, False)])
+def test_arguments_nested_deeper_than_a_journal_goes_are_text(
+    model_server: ModelServer, levels: int, kept: bool
+) -> None:
+    """The reply is kept with its price, and the call is answered as any that cannot be read (T01)."""
+    nested: Any = "x"
+    for _ in range(levels):
+        nested = {"n": nested}
+    reply = stored(answer(model_server, CALL | {"input": nested}, stop="tool_use"))
+    assert json.loads(reply.calls[0].arguments) == nested
+    assert (reply.native is not None) is kept
+    said = nested if kept else {"malformed_arguments": reply.calls[0].arguments}
+    assert sent_back(reply)[1]["content"][-1]["input"] == said
+
+
 def test_a_number_without_a_json_form_does_not_stop_the_run(model_server: ModelServer) -> None:
     """1e999 is JSON to read and not to write."""
     raw = json.dumps({"content": [CALL], "stop_reason": "tool_use"}).replace('"ls"', "1e999").encode()

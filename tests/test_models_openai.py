@@ -142,6 +142,17 @@ def test_arguments_are_read_as_servers_write_them(model_server: ModelServer, cam
     assert sent_back(stored(reply))[1]["tool_calls"][0]["function"]["arguments"] == read
 
 
+def test_arguments_sent_as_a_deep_object_are_text(model_server: ModelServer) -> None:
+    """Deeper than a journal could keep, the message goes back as its text and calls say (T01)."""
+    nested: Any = {}
+    for _ in range(300):
+        nested = {"n": nested}
+    reply = stored(answer(model_server, {"tool_calls": [call_of(arguments=nested)]}, "tool_calls"))
+    assert reply.native is None
+    sent = sent_back(reply)[1]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(sent) == {"malformed_arguments": reply.calls[0].arguments}
+
+
 def test_arguments_nested_without_end_are_carried_as_text(model_server: ModelServer) -> None:
     """They run nothing, and do not stop the run (H44)."""
     deep = '{"a":' * 100_000

@@ -115,6 +115,13 @@ def test_everything_a_program_may_say_is_kept(programs: Callable[..., ProgramMod
     assert reply.native == {"provider": "command", "native": ["n"]}
 
 
+def test_what_a_program_nests_too_deep_does_not_come_back_to_it(programs: Callable[..., ProgramModel]) -> None:
+    """Its words are kept, its native form is not: no journal could hold it."""
+    said = f'{{"text": "a", "native": {"[" * 300}{"]" * 300}}}'
+    reply = ask(programs(f"for line in sys.stdin: print({said!r}, flush=True)"))
+    assert (reply.text, reply.native) == ("a", None)
+
+
 def test_a_cost_that_is_not_told_is_unknown(programs: Callable[..., ProgramModel]) -> None:
     """Never 0 (T70)."""
     assert ask(programs("for line in sys.stdin: print('{}', flush=True)")).cost_microusd is None
@@ -140,6 +147,22 @@ def test_a_program_is_given_the_models_secrets_and_no_other(programs: Callable[.
 def test_the_models_secrets_are_masked() -> None:
     """As every other secret of a deployment, under the variable's name."""
     assert redactor_from_env(SECRETS).text("key=hunter2-hunter2") == "key=[secret DAWN_MODEL_SECRET_ACME]"
+
+
+@pytest.mark.parametrize("stream", ["sys.stdout", "sys.stderr"])
+def test_no_half_of_a_secret_is_shown_where_what_a_program_said_is_cut(
+    programs: Callable[..., ProgramModel], stream: str
+) -> None:
+    """Wherever the cut falls in it: masked first, cut after (T67)."""
+    model = programs(
+        f"secret = os.environ['ACME']\nfor line in sys.stdin: {stream}.write('a' * 490 + secret + 'b' * 490 + '\\n'); "
+        f"{stream}.flush(); sys.stdout.close(); sys.exit(1)"
+    )
+    said = str(refused(model))
+    assert ("aaa" in said) == (stream == "sys.stdout")
+    assert ("bbb" in said) == (stream == "sys.stderr")
+    assert "hunter" not in said
+    assert "ter2" not in said
 
 
 def test_programs_are_listed_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:

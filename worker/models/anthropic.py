@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
 from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
-from worker.models.conversation import Answers, Turn, arguments_object, clean, paired, sendable_name
+from worker.models.conversation import Answers, Turn, arguments_object, clean, native, paired, sendable_name
 from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.protocol import ModelRequest, UserMessage, call_id
 
@@ -122,7 +122,7 @@ class AnthropicModel:
             for position, block in enumerate((b for b in blocks if b["type"] == "tool_use"), start=1)
         )
         # A signature covers its block's exact text: a block that had to be cleaned is dropped whole.
-        native = [new for old, new in zip(came, blocks, strict=True) if new["type"] not in _THINKING or new == old]
+        content = [new for old, new in zip(came, blocks, strict=True) if new["type"] not in _THINKING or new == old]
         usage = message.get("usage")
         tokens = _tokens(usage or {})
         priced = self.prices.price(f"{PROVIDER}/{self.model}", tokens, self.account.base_url)
@@ -136,7 +136,7 @@ class AnthropicModel:
             cost_microusd=cost,
             price_source=source,
             model=clean(message.get("model")) or self.model,
-            native={"provider": PROVIDER, "content": native},
+            native=native(PROVIDER, "content", content),
         )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +19,9 @@ _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _NAME_CHARS_MAX: Final = 64
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+LEVELS_MAX: Final = 200
+"""How deep a value may be nested that is stored or sent on as JSON: where pydantic's reader stops, which the tools'
+arguments go through. Its writer stops at 255."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     """The arguments as the JSON object every server can read; text that is none is carried inside one."""
     with suppress(ValueError, RecursionError):
         value: Any = clean(json.loads(arguments))
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not _deep(value):
             return value
     return {"malformed_arguments": clean(arguments)}
 
@@ -94,6 +97,30 @@ def sendable_arguments(arguments: str) -> str:
         if json.loads(arguments) == carried:
             return arguments
     return json.dumps(carried)
+
+
+def native(provider: str, key: str, content: Any) -> dict[str, Any] | None:
+    """The native form of a provider's reply, None where it is nested so deep that no journal could keep it. Then the
+    reply goes back as its text and its calls say, and the tools answer calls with such arguments."""
+    return None if _deep(content) else {"provider": provider, key: content}
+
+
+def _deep(value: Any) -> bool:
+    """Whether it has more than LEVELS_MAX levels of objects and lists."""
+    level = [value]
+    for _ in range(LEVELS_MAX + 1):
+        level = [item for one in level for item in _items(one)]
+    return bool(level)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return value.values()
+        case list():
+            return value
+        case _:
+            return ()
 
 
 def clean(value: Any) -> Any:

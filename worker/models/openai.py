@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from worker.contract.cancel import Cancel
 from worker.contract.events import Reply, ToolCall, Usage
 from worker.models.call import Account, connection_fault, shape_fault, status_fault, trusted, whole_call
-from worker.models.conversation import Answers, Turn, clean, paired, sendable_arguments, sendable_name
+from worker.models.conversation import Answers, Turn, clean, native, paired, sendable_arguments, sendable_name
 from worker.models.prices import TABLE_ALONE, Prices
 from worker.models.protocol import ModelRequest, UserMessage, call_id
 
@@ -120,7 +120,7 @@ class OpenAIModel:
             cost_microusd=cost,
             price_source=source,
             model=completion.get("model") or self.model,
-            native={"provider": PROVIDER, "message": message},
+            native=native(PROVIDER, "message", message),
         )
 
 
@@ -159,11 +159,11 @@ def _turn(turn: Turn) -> Iterator[dict[str, Any]]:
     that are no JSON object: servers that render them for the model fail on those."""
     message = _native(turn.reply)
     calls = []
-    for call, native in zip(turn.reply.calls, message.pop("tool_calls", None) or (), strict=True):
+    for call, came in zip(turn.reply.calls, message.pop("tool_calls", None) or (), strict=True):
         if call.id in turn.sent:
             named = {"name": sendable_name(call.name), "arguments": sendable_arguments(call.arguments)}
-            function = native["function"] | named
-            calls.append(native | {"id": turn.sent[call.id], "function": function})
+            function = came["function"] | named
+            calls.append(came | {"id": turn.sent[call.id], "function": function})
     if calls:
         message["tool_calls"] = calls
     if calls or (message.get("content") or "").strip():

@@ -27,7 +27,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
 from worker.contract.events import Reply, ToolCall, Usage
 from worker.contract.task import Frozen
-from worker.models.conversation import Answers, Turn, arguments_object, clean, paired
+from worker.models.conversation import Answers, Turn, arguments_object, clean, native, paired
 from worker.models.processes import Programs
 from worker.models.protocol import ModelRequest, UserMessage, call_id
 
@@ -85,7 +85,7 @@ class ProgramModel:
             answer = Answer.model_validate(clean(json.loads(raw)))
         except (ValueError, RecursionError) as error:
             raise ProviderFault(
-                "unavailable", f"{self.name} answered what is no reply: {_wrong(error, raw)}"
+                "unavailable", f"{self.name} answered what is no reply: {self._wrong(error, raw)}"
             ) from None
         if answer.error is not None:
             told = answer.error
@@ -134,8 +134,16 @@ class ProgramModel:
             cost_microusd=None if answer.cost_usd is None else round(answer.cost_usd * 1_000_000),
             price_source="program",
             model=answer.model or self.name,
-            native={"provider": PROVIDER, "native": answer.native},
+            native=native(PROVIDER, "native", answer.native),
         )
+
+    def _wrong(self, error: Exception, raw: bytes) -> str:
+        """What does not fit, and how the line begins, masked before it is cut."""
+        begins = self.programs.redactor.data(raw)[:SHOWN_BYTES].decode("utf-8", "replace")
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}: {begins}"
+        return begins or "an empty line"
 
 
 def _message(part: UserMessage | Turn | Answers) -> dict[str, Any]:
@@ -157,12 +165,3 @@ def _message(part: UserMessage | Turn | Answers) -> dict[str, Any]:
             own = isinstance(reply.native, dict) and reply.native.get("provider") == PROVIDER
             native = reply.native["native"] if own else None
             return {"role": "assistant", "text": clean(reply.text), "calls": calls, "native": native}
-
-
-def _wrong(error: Exception, raw: bytes) -> str:
-    """What does not fit, and how the line begins."""
-    begins = raw[:SHOWN_BYTES].decode("utf-8", "replace")
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}: {begins}"
-    return begins or "an empty line"
