@@ -18,6 +18,7 @@ import pytest
 import redis
 from double_sandbox import MemorySandbox
 from doubles import MemoryArchive
+from runs_made import claimed, replied
 from transcripts import shell
 from world import IMAGES, SOURCE
 
@@ -523,3 +524,24 @@ def test_a_fold_reads_what_can_be_read(deployment: Deployment) -> None:
         "begun",
     }
     assert Parked not in {type(record.event) for record, _ in deployment.journal("whole").read()}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"model": "newprovider/x"},
+        {"limits": Limits(cost_usd=None, model_timeout_s=float("inf"), working_time_s=float("inf"))},
+        {"limits": Limits(cost_usd=None, context_tokens=10**400)},
+    ],
+    ids=["unknown model", "endless call", "endless context"],
+)
+def test_one_odd_task_holds_up_no_fold(deployment: Deployment, odd: dict[str, Any]) -> None:
+    """What its call in flight can cost nobody knows; what it spent counts, and another run is asked."""
+    deployment.submit("odd", **odd)
+    journal = deployment.journal("odd")
+    run = journal.append(journal.load(), [claimed()], attempt=None, at=deployment.station.now())
+    paid = replied(cost_microusd=CALL_MICROUSD)
+    journal.append(run, [paid], attempt=run.attempt, at=deployment.station.now())
+    deployment.submit("r0")
+    assert deployment.work("r0") == "sealed"
+    assert deployment.spent == 500_000

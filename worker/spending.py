@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from worker import meter
-from worker.contract.errors import IntegrityFault, NotFoundFault, VersionFault
+from worker.contract.errors import Fault, IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.events import Event, Record, Replied
 from worker.contract.run import Run
 from worker.contract.task import Task
@@ -73,7 +73,10 @@ def _part(archive: Archive, level: str, run: str, prices: Prices, beside_s: floa
         return Part(0)
     except (IntegrityFault, VersionFault):  # whoever works on it ends it in sight; what can be read of it counts
         return Part(spent_microusd(level, records))
-    asked = _in_flight_microusd(task, now, records, prices)
+    try:
+        asked = _in_flight_microusd(task, now, records, prices)
+    except (Fault, ValueError, ArithmeticError):  # no model can be asked with such a task: its own attempt says so
+        asked = 0
     return Part(spent_microusd(level, records), now.attempt or 0, asked, task.limits.model_timeout_s + beside_s)
 
 
