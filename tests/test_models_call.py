@@ -18,7 +18,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
 from worker.contract.events import Reply
 from worker.models.anthropic import AnthropicModel
-from worker.models.call import Account, retry_after_s
+from worker.models.call import SHOWN_CHARS, Account, retry_after_s
 from worker.models.openai import OpenAIModel
 from worker.models.protocol import ModelRequest, UserMessage
 
@@ -98,6 +98,17 @@ def test_a_fault_does_not_repeat_the_key(model_server: ModelServer, provider: st
     assert fault.__cause__ is None
     assert KEY not in repr(fault)
     assert KEY not in repr(account_of(provider, model_server.url))
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_no_half_of_the_key_is_shown_where_an_answer_is_cut(
+    model_server: ModelServer, provider: str, status: int
+) -> None:
+    """Of a page that echoes the request with the key across the cut: masked first, cut after (T67)."""
+    model_server.will_answer(b"a" * (SHOWN_CHARS - 10) + KEY.encode() + b"b" * 100, status)
+    said = str(fault_of(provider, model_server.url))
+    assert "aaa[secret" in said
+    assert KEY[:5] not in said
 
 
 @pytest.mark.parametrize(

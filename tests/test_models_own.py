@@ -155,8 +155,8 @@ def test_no_half_of_a_secret_is_shown_where_what_a_program_said_is_cut(
 ) -> None:
     """Wherever the cut falls in it: masked first, cut after (T67)."""
     model = programs(
-        f"secret = os.environ['ACME']\nfor line in sys.stdin: {stream}.write('a' * 490 + secret + 'b' * 490 + '\\n'); "
-        f"{stream}.flush(); sys.stdout.close(); sys.exit(1)"
+        "said = 'a' * 490 + os.environ['ACME'] + 'b' * 490\n"
+        f"for line in sys.stdin: print(said, file={stream}, flush=True); sys.exit(1)"
     )
     said = str(refused(model))
     assert ("aaa" in said) == (stream == "sys.stdout")

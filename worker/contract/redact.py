@@ -145,7 +145,7 @@ def redactor_from_env(env: Mapping[str, str]) -> Redactor:
     for name in (*_KEYS, *_URLS):
         value = env.get(name, "").strip()
         if name in _URLS:
-            value = _password(value) or ""
+            value = url_password(value) or ""
         if len(value) >= MIN_CHARS:
             secrets.setdefault(name, value)
     return Redactor(secrets)
@@ -160,7 +160,7 @@ def without_passwords(text: str) -> str:
 def _forms(value: str) -> Iterator[str]:
     lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
     keys = [line for line in lines if len(line) >= MIN_LINE_CHARS and not line.startswith("-----")]
-    for part in (value, *keys, _password(value) or ""):
+    for part in (value, *keys, url_password(value) or ""):
         if len(part) < MIN_CHARS:
             continue
         yield part
@@ -186,7 +186,8 @@ def _base64_cores(value: bytes) -> Iterator[str]:
         yield core.translate(str.maketrans("+/", "-_"))
 
 
-def _password(value: str) -> str | None:
+def url_password(value: str) -> str | None:
+    """The password in an address, decoded; None in what has none."""
     try:
         password = urlsplit(value).password if "://" in value else None
     except ValueError:

@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
+from worker.contract.redact import MIN_CHARS, Redactor, url_password
 from worker.models.protocol import cancelled_fault, late_fault
 
 BUSY: Final = (429, 503, 529)
@@ -56,10 +57,10 @@ class Account:
         return f"{self.provider}-{told[:12]}"
 
     def masked(self, words: str) -> str:
-        """One line of the provider's words, without the key (some echo the request)."""
-        if self.key:
-            words = words.replace(self.key, f"[secret {self.key_name}]")
-        line = " ".join(words.split())
+        """One line of the provider's words, without the key in any of its forms (some echo the request), then cut."""
+        secrets = {self.key_name: self.key, "of the address": url_password(self.base_url or "") or ""}
+        redactor = Redactor({name: value for name, value in secrets.items() if len(value) >= MIN_CHARS})
+        line = " ".join(redactor.text(words).split())
         return line if len(line) <= SHOWN_CHARS else line[:SHOWN_CHARS] + "..."
 
 
@@ -138,7 +139,7 @@ def connection_fault(account: Account, error: BaseException) -> ProviderFault:
 
 def shape_fault(account: Account, body: bytes) -> ProviderFault:
     """The fault for an answer of status 200 that is no reply (empty, not JSON, a proxy's page)."""
-    words = account.masked(body[:SHOWN_CHARS].decode("utf-8", "replace")) or "nothing"
+    words = account.masked(body.decode("utf-8", "replace")) or "nothing"
     return ProviderFault(
         "unavailable", f"{account.provider} answered what is no reply: {words}", retryable=True, unheard=True
     )

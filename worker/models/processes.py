@@ -19,7 +19,7 @@ from typing import IO, Final
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import InvalidFault, ProviderFault, UsageFault
-from worker.contract.redact import MODEL_SECRET_PREFIX
+from worker.contract.redact import MODEL_SECRET_PREFIX, Redactor, redactor_from_env
 from worker.models.protocol import cancelled_fault, late_fault
 
 SETTING: Final = "DAWN_MODEL_PROGRAMS"
@@ -40,7 +40,10 @@ class Programs:
 
     def __init__(self, listed: Mapping[str, str], env: Mapping[str, str]) -> None:
         """listed: name -> command line. env: the worker's environment. Raises UsageFault for a line that names no
-        absolute path of a program."""
+        absolute path of a program, and as redactor_from_env.
+
+        redactor: masks what a program said before any of it is cut."""
+        self.redactor = redactor_from_env(env)
         self._words = {name: _words(name, line) for name, line in listed.items()}
         self._env = {"PATH": os.defpath, "LANG": "C.UTF-8"} | model_secrets(env)
         self._idle: dict[str, list[_Process]] = {name: [] for name in self._words}
@@ -77,7 +80,7 @@ class Programs:
             with self._lock:
                 process = self._idle[name].pop() if self._idle[name] else None
             if process is None:
-                return _Process(name, self._words[name], self._env)
+                return _Process(name, self._words[name], self._env, self.redactor)
             if process.waits():
                 return process
             process.kill()
@@ -103,7 +106,7 @@ def model_secrets(env: Mapping[str, str]) -> dict[str, str]:
 class _Process:
     """One running program, in a session of its own, so that its children end with it."""
 
-    def __init__(self, name: str, words: list[str], env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, words: list[str], env: Mapping[str, str], redactor: Redactor) -> None:
         """Raises ProviderFault when it cannot be started."""
         pipe = subprocess.PIPE
         try:
@@ -115,6 +118,7 @@ class _Process:
         self._name = name
         self._stdin, self._stdout, self._stderr = map(_nonblocking, self._pipes())
         self._said: deque[int] = deque(maxlen=SAID_BYTES)
+        self._masking = redactor.stream()
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
@@ -186,9 +190,9 @@ class _Process:
         return data
 
     def _hear(self) -> bytes:
-        """What it says on stderr, of which the last bytes are kept; nothing at its end."""
+        """What it says on stderr, of which the last bytes are kept, masked; nothing at its end."""
         data = os.read(self._stderr, CHUNK_BYTES)
-        self._said.extend(data)
+        self._said.extend(self._masking.feed(data))
         return data
 
     def _wrong(self, what: str) -> ProviderFault:
@@ -199,6 +203,7 @@ class _Process:
             self._process.wait(1)
             while self._hear():
                 pass
+        self._said.extend(self._masking.close())
         code = self._process.returncode
         how = "closed its stdout" if code is None else f"ended with exit code {code}"
         said = " ".join(bytes(self._said).decode("utf-8", "replace").split())
