@@ -15,7 +15,7 @@ from worker.contract.errors import IntegrityFault, InvalidFault
 from worker.contract.events import Replied, canonical, digest
 from worker.contract.fork import LAST, Line, step_end
 from worker.contract.run import Run, fold
-from worker.contract.task import ForkPoint, Limits, Task
+from worker.contract.task import ForkPoint, Limits, Task, beyond
 from worker.store.archive import Archive
 from worker.store.journal import Journal
 
@@ -112,6 +112,10 @@ def _changed(task: Task, point: ForkPoint, wish: Wish) -> Task:
         changed = Task.model_validate(dict(task) | fields)
     except ValidationError as error:
         raise InvalidFault("; ".join(_told(details) for details in error.errors(include_url=False))) from None
+    if above := [
+        f"{name}: must be at most {most:.0f}" for name, most in beyond(changed.limits) if name in wish.limits
+    ]:
+        raise InvalidFault("; ".join(above))
     refused = {name: pair for name, pair in _differences(task, changed).items() if name not in wish.allowed}
     if refused:
         raise ForkRefused(refused)

@@ -28,6 +28,7 @@ from worker.contract.task import (
     OwnTools,
     PolicyRule,
     Repo,
+    beyond,
     later,
 )
 
@@ -205,6 +206,9 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
             manifest = Manifest.model_validate(_with_limits(_with_tools(document.data, tools), defaults))
         except ValidationError as error:
             problems += [_problem(document, details) for details in error.errors()]
+    if manifest is not None:
+        told = ((("limits", name), f"must be at most {most:.0f}") for name, most in beyond(manifest.limits))
+        problems += [document.problem(path, message) for path, message in told]
     script: str | None = None
     if isinstance(document.data, dict) and isinstance(document.data.get("task"), dict):
         model = document.data["task"].get("model", "none")

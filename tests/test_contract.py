@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import worker.contract
+from worker.contract.canonical import read_json
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import ExitCode
 from worker.contract.events import (
@@ -280,6 +281,14 @@ def allowed(scope: Literal["run", "batch"], *texts: str) -> Run:
     """A run that read these budgets."""
     read = [Steered(scope=scope, n=n, kind="budget", by="me", text=text) for n, text in enumerate(texts)]
     return fold(chained([Submitted(by="me"), *read]))
+
+
+@pytest.mark.parametrize("no_bound", [1e9, 1e300, float("inf")])
+def test_a_stored_task_may_have_a_limit_that_nobody_may_ask_for_now(no_bound: float) -> None:
+    """It was written as "no bound" when that could be said, and its archive is still read."""
+    limits = Limits(working_time_s=no_bound, model_timeout_s=no_bound, cost_usd=no_bound, tokens=10**30)
+    task = Task(run="r", batch="b", target="t", repo=Repo(url="x"), commands=("ls",), limits=limits)
+    assert Task.model_validate(read_json(canonical(task.model_dump(mode="json")))) == task
 
 
 def test_what_a_person_last_allowed_a_batch_goes_before_its_task() -> None:

@@ -258,6 +258,7 @@ def test_all_differences_are_listed_at_once(archive: Archive, exhausted: Run) ->
         (Wish(limits={"cost_usd": 0.00001}), "its limit is"),
         (Wish(limits={"stepz": 5}), "stepz: is no limit"),
         (Wish(limits={"steps": -1}), "steps: "),
+        (more(limits={"model_timeout_s": 1e300}), "model_timeout_s: must be at most 2592000"),
         (more(limits={"working_time_s": 1, "steps": 40}), "longer than"),
     ],
 )

@@ -195,6 +195,7 @@ def test_a_delay_past_the_deadline_is_a_fault() -> None:
         ("- calls:\n  - arguments: {}", "fix.yaml:2:5: [0].calls[0].tool Field required"),
         ("- text: a\n- {text: b, expect: '('}", "fix.yaml:2:13: [1].expect is not a regular expression"),
         ("- {text: a, delay_s: -1}", "fix.yaml:1:13: [0].delay_s Input should be greater"),
+        ("- {text: a, cost_usd: .inf}", "fix.yaml:1:13: [0].cost_usd Input should be less"),
         ("- {text: a, stop: later}", "fix.yaml:1:13: [0].stop Input should be 'end'"),
         ("- calls: [{tool: a, arguments: [1]}]", "[0].calls[0].arguments should be a mapping or a string"),
         ("- calls: [{tool: a, arguments: {d: 2026-11-30}}]", "was read as a date: put it in quotes"),

@@ -38,7 +38,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from worker.contract.errors import InvalidFault
 from worker.contract.events import Usage
 from worker.contract.places import Document, Path, Problem, read
-from worker.contract.task import Frozen
+from worker.contract.task import USD_MAX, Frozen
 
 REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\}")
 
@@ -83,7 +83,7 @@ class ScriptReply(Frozen):
     calls: tuple[ScriptCall, ...] = ()
     stop: Literal["end", "calls", "length", "refusal", "content_filter"] | None = None
     usage: Usage = Usage()
-    cost_usd: Annotated[float, Field(ge=0)] | None = 0
+    cost_usd: Annotated[float, Field(ge=0, le=USD_MAX)] | None = 0
     delay_s: Annotated[float, Field(ge=0, le=3600)] = 0
 
     @property

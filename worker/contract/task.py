@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
@@ -38,6 +39,13 @@ def later(default: Any) -> Any:
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+
+
+USD_MAX: Final = 1e9
+"""Of a budget: its micro-dollars are exact wherever they are counted (below 2 to the power of 53)."""
+SECONDS_MAX: Final = 30 * 86400
+COUNT_MAX: Final = 2**53 - 1
+"""Of limits that people ask for: any number is one that JSON and a clock can hold."""
 
 
 class Limits(Frozen):
@@ -83,6 +91,18 @@ class Limits(Frozen):
         if self.patch_file_bytes > self.patch_bytes:
             raise ValueError("patch_file_bytes is above patch_bytes")
         return self
+
+
+def beyond(limits: Limits) -> Iterator[tuple[str, float]]:
+    """(name, the most that may be asked for) of each limit that is above it.
+
+    For what people ask now, and not of the stored class: whoever wanted no bound wrote 1e9 seconds or `.inf`, and
+    what the archive holds of that is read for ever.
+    """
+    for name, value in limits:
+        most = SECONDS_MAX if name.endswith("_s") else USD_MAX if name.endswith("_usd") else COUNT_MAX
+        if value is not None and value > most:
+            yield name, most
 
 
 class Repo(Frozen):
@@ -222,9 +242,6 @@ def usd_text(microusd: int) -> str:
 
 
 OnAsk = Literal["park", "deny", "fail"]
-
-USD_MAX: Final = 1e9
-"""Of a budget: its micro-dollars are exact wherever they are counted (below 2 to the power of 53)."""
 
 
 class Budget(Frozen):
