@@ -437,7 +437,7 @@ GUARDS = (
     guard(
         "money: a call is over when it is committed",
         "worker/purse.py",
-        "if self._levels and not self._in_flight:",
+        "if self._levels and not self._in_flight_microusd:",
         "if self._levels:",
         "test_purse.py::test_a_takeover_counts_the_lost_call_once",
     ),

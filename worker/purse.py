@@ -18,8 +18,8 @@ import structlog
 
 from worker import spending
 from worker.contract.cancel import Cancel
-from worker.contract.errors import BudgetFault, HintsFault, InvalidFault, PacedFault, ProviderFault
-from worker.contract.events import Event, Reply
+from worker.contract.errors import BudgetFault, Fault, HintsFault, InvalidFault, PacedFault, ProviderFault
+from worker.contract.events import Event, Reply, Unrecorded
 from worker.contract.model_name import parse_model_name
 from worker.contract.script import parse_script
 from worker.contract.task import Task, usd_text
@@ -46,7 +46,7 @@ class Purse:
     station: Station
     ledger: Ledger
     _levels: set[str] = field(default_factory=set)
-    _in_flight: bool = False
+    _in_flight_microusd: int = 0
     _marked: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Purse:
             refused = self._counters.reserve(run.id, run.attempt or 0, estimate_microusd, for_s, limits, parts)
             if refused is None:
                 self._levels.update(limits)
-                self._in_flight = True
+                self._in_flight_microusd = estimate_microusd
                 return
             if refused.why == "spent":
                 raise _used_up(refused, limits[refused.level])
@@ -100,14 +100,21 @@ class Purse:
 
     def settle(self) -> None:
         """The call is over, and what it cost is committed."""
-        self._in_flight = False
+        self._in_flight_microusd = 0
         self._tell()
+
+    def unheard(self) -> tuple[Event, ...]:
+        """What an attempt has to commit when it ends on its own while no journal has the answer of a call: it may be
+        paid for, and nobody takes the call over."""
+        if not self._in_flight_microusd:
+            return ()
+        return (Unrecorded(cost_microusd=self._in_flight_microusd, detail="an answer was lost with its attempt"),)
 
     def close(self) -> None:
         """Tell all that the run spent, also what an attempt before it lost. A call in flight, whose answer came to no
         journal, stays reserved: whoever takes the run over counts it."""
         self._levels.update(self.limits(timeout_s=0))
-        if self._levels and not self._in_flight:
+        if self._levels and not self._in_flight_microusd:
             self._tell()
 
     def _committed(self, events: Sequence[Event]) -> None:
@@ -171,9 +178,9 @@ class Budgeted:
         except Exception as fault:
             if isinstance(fault, ProviderFault) and fault.unheard:
                 fault.unheard_microusd = estimate  # whoever asked commits it, and that settles the call
-            else:
+            elif isinstance(fault, Fault):
                 self.purse.settle()
-            raise
+            raise  # a bug of ours may have come after the answer: it stays in flight
         if reply.cost_microusd is None:
             return reply.model_copy(update={"cost_microusd": estimate, "price_source": "estimate"})
         return reply
