@@ -349,6 +349,34 @@ def test_an_answer_that_nobody_heard_may_have_been_paid_for(deployment: Deployme
     assert deployment.spent == deployment.counted == ESTIMATE_MICROUSD + CALL_MICROUSD
 
 
+def deep(n: int) -> Reply:
+    """A reply that no journal can hold."""
+    nested: Any = 1
+    for _ in range(300):
+        nested = [nested]
+    return Reply(text="Done.", cost_microusd=CALL_MICROUSD, native=nested)
+
+
+def breaks(n: int) -> Reply:
+    raise KeyError("a bug of an adapter")
+
+
+@pytest.mark.parametrize("before", [deep, breaks])
+def test_an_answer_that_an_error_of_ours_lost_is_counted(
+    deployment: Deployment, before: Callable[[int], Reply]
+) -> None:
+    """Each attempt stands in the journal with the most that its call can have cost, the last one too (F48)."""
+    deployment.submit("r0")
+    deployment.model.before = before
+    ends = []
+    for _ in range(3):
+        ends.append(deployment.work("r0"))
+        deployment.now += timedelta(hours=1)
+    assert ends == ["yielded", "yielded", "sealed"]
+    assert deployment.model.asked == 3
+    assert deployment.spent == deployment.counted == 3 * ESTIMATE_MICROUSD
+
+
 def test_a_call_that_was_refused_cost_nothing(deployment: Deployment) -> None:
     """What was reserved for it is free for others at once (F48)."""
     deployment.submit("r0", budget=Budget(usd=0.11))

@@ -113,7 +113,7 @@ class _Attempt:
             stack.callback(purse.close)
             self.station = replace(station, open_model=purse.open)
             self.mailbox = Mailbox(station, self.ledger, self.cancel, self.task.batch)
-            self.ending = Ending(self.task, station, self.ledger, self.mailbox)
+            self.ending = Ending(self.task, station, self.ledger, self.mailbox, purse)
             self.lease.each_beat(self.mailbox.beat)
             try:
                 return self._worked(before)

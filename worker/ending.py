@@ -30,6 +30,7 @@ from worker.host import Stopped
 from worker.ledger import Ledger
 from worker.mailbox import Mailbox
 from worker.publish import Patch, artifacts
+from worker.purse import Purse
 from worker.station import Station
 from worker.store import keys
 from worker.store.decisions import decide
@@ -52,6 +53,7 @@ class Ending:
     station: Station
     ledger: Ledger
     mailbox: Mailbox
+    purse: Purse
 
     def seal(self, patch: Patch, measured: Verdict) -> str:
         """The end, in one segment with what was measured, so that no crash falls between the two."""
@@ -88,7 +90,7 @@ class Ending:
             self.mailbox.expect()  # what people said goes before what this process wants
             if (ended := self.mailbox.take()) is not None:
                 return self.left(ended)
-            self.ledger.commit(Yielded(why="drain"))  # a pause that was taken back meanwhile ends like a drain
+            self._commit(Yielded(why="drain"))  # a pause that was taken back meanwhile ends like a drain
             return "yielded"
         raise FencedFault(f"stopped: {why}")
 
@@ -123,7 +125,7 @@ class Ending:
         """Redis or the store is away: given back for a while without counting against the run, which a claim that
         only ends would."""
         LOG.warning("attempt_lost", fault=str(fault))
-        self.ledger.commit(Yielded(why="lost", not_before=self._pause(1)))
+        self._commit(Yielded(why="lost", not_before=self._pause(1)))
         return "yielded"
 
     def _infra(self, reason: Literal["engine", "keeper", "disk", "store", "worker_lost"], error: Exception) -> str:
@@ -135,7 +137,7 @@ class Ending:
             return self.fail(failure)
         not_before = self._pause(faults)
         LOG.warning("infra_fault", failure=str(failure), detail=failure.detail, not_before=not_before)
-        self.ledger.commit(Yielded(why="infra", failure=failure, not_before=not_before))
+        self._commit(Yielded(why="infra", failure=failure, not_before=not_before))
         return "yielded"
 
     def _end(self, *events: Event) -> str:
@@ -150,10 +152,14 @@ class Ending:
         if asked is not None:  # so that a late answer meets it
             by, at = station.name, station.now()
             self.ledger.patiently(lambda: decide(station.archive, self.task.run, asked, "cancelled", by=by, at=at))
-        self.ledger.commit(*mail.steered(), *events)
+        self._commit(*mail.steered(), *events)
         with suppress(StoreFault):  # the scheduler deletes the marker of a sealed run wherever it finds one
             station.archive.delete([keys.open_marker(self.task.run)])
         return "sealed"
+
+    def _commit(self, *events: Event) -> None:
+        """The last segment of the attempt, which also counts what a lost answer may have cost."""
+        self.ledger.commit(*self.purse.unheard(), *events)
 
     def _pause(self, faults: int) -> str:
         """When to try again after so many faults in a row."""
