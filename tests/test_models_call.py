@@ -190,4 +190,15 @@ def test_the_wait_asked_for_is_read_in_every_form(provider: str) -> None:
     assert retry_after_s({"retry-after": soon}) == pytest.approx(90, abs=30)
     assert retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
     assert retry_after_s({"retry-after": "soon"}) is None
+    assert retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 +99999999999999999999"}) is None
     assert retry_after_s({}) is None
+
+
+@pytest.mark.parametrize(("said", "waits_s"), [("1e12", 86_400), ("1e400", None), ("nan", 0), ("-5", 0)])
+def test_nobody_waits_longer_than_a_day_for_a_provider(
+    model_server: ModelServer, provider: str, said: str, waits_s: float | None
+) -> None:
+    """A wait that is no time is none, and does not end the run either (T09)."""
+    model_server.will_answer({"error": {}}, 500, retry_after=said)
+    fault = fault_of(provider, model_server.url)
+    assert (fault.retry_after_s, fault.retryable) == (waits_s, True)

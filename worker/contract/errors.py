@@ -6,8 +6,12 @@ Whoever talks to an SDK translates its exceptions into one of these at the door.
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
-from typing import Literal
+from typing import Final, Literal
+
+RETRY_AFTER_S_MAX: Final = 86_400.0
+"""Of a wait that a provider asks for: after a day it is asked again, whatever it said."""
 
 
 class ExitCode(IntEnum):
@@ -131,9 +135,10 @@ class EnvironmentFault(Fault):
 class ProviderFault(Fault):
     """A model provider did not give a reply. reason: auth bad_request connection unavailable context.
 
-    retry_after_s: how long the provider asked to wait, seconds, None when it did not say. shared: the account is
-    told to wait, so that every other request through it would meet the same. cut: the connection ended while an
-    answer was due, so that this very request may be what breaks it. unheard: there may be an answer that nobody
+    retry_after_s: how long the provider asked to wait, seconds, at most RETRY_AFTER_S_MAX; None when it did not
+    say, or said what is no time. shared: the account is told to wait, so that every other request through it would
+    meet the same. cut: the connection ended while an answer was due, so that this very request may be what breaks
+    it. unheard: there may be an answer that nobody
     heard, and that costs what any does; unheard_microusd: at most, None where nobody counts it.
     """
 
@@ -153,11 +158,15 @@ class ProviderFault(Fault):
     ) -> None:
         super().__init__(message, hint=hint, retryable=retryable)
         self.reason = reason
-        self.retry_after_s = retry_after_s
-        self.shared = shared or retry_after_s is not None
+        self.retry_after_s = _wait_s(retry_after_s)
+        self.shared = shared or self.retry_after_s is not None
         self.cut = cut
         self.unheard = unheard or cut
         self.unheard_microusd: int | None = None
+
+
+def _wait_s(asked_s: float | None) -> float | None:
+    return None if asked_s is None or not 0 <= asked_s < math.inf else min(asked_s, RETRY_AFTER_S_MAX)
 
 
 class PacedFault(ProviderFault):

@@ -159,12 +159,13 @@ def _words(body: str) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds the provider asks to wait, from milliseconds, seconds or an HTTP date; None when it does not say."""
+    """Seconds the provider asks to wait, from milliseconds, seconds or an HTTP date; None when it does not say.
+    Whatever it said, as it said it: ProviderFault bounds it."""
     with suppress(KeyError, ValueError):
         return max(0.0, float(headers["retry-after-ms"]) / 1000)
     value = headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(value))
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
