@@ -17,7 +17,7 @@ from scheduler.cli.main import run as dawn
 from scheduler.runs import Found, runs_in, view, views
 from worker.contract.errors import ExitCode
 from worker.contract.events import Compacted, Event, Parked, Unrecorded
-from worker.contract.task import Budget
+from worker.contract.task import Budget, budget_microusd
 from worker.store.archive import Archive
 from worker.store.counters import Counters, Part
 from worker.store.hints import Hints
@@ -97,6 +97,14 @@ def test_a_raise_is_in_the_archive_when_the_command_returns(night: Night, capsys
         assert said.out.split() == night.runs
         assert "what waits for it goes on" in said.err
     assert night.told() == [("budget", "$2.50"), ("budget", "$0.0040")]
+
+
+@pytest.mark.parametrize("microusd", [1, 40, 4_001, 999_999, 2_504_000, 10**15 - 1, 10**15])
+def test_a_budget_is_told_to_the_last_micro_dollar(night: Night, microusd: int) -> None:
+    """What is shown to people may be rounded; what counts is not."""
+    assert dawn(["budget", night.batch, f"{microusd / 1e6:.6f}"]) == 0
+    [(_, text)] = night.told()
+    assert budget_microusd(text) == microusd
 
 
 @pytest.mark.parametrize("usd", ["0", "much", "nan", "1e99", ""])

@@ -99,7 +99,7 @@ def budget(
     from scheduler import budget as budgets
     from scheduler.runs import Found, find
     from worker.contract.errors import UsageFault
-    from worker.contract.task import budget_microusd, usd_text
+    from worker.contract.task import budget_microusd, budget_text
     from worker.store.journal import Journal
 
     allowed = budget_microusd(usd)
@@ -111,7 +111,7 @@ def budget(
         found = Found("batch", Journal(archive, found.id).task().batch)
     left = _left(archive, found)
     task = Journal(archive, left[0]).task()
-    _tell(archive, where, found, "budget", text=usd_text(allowed), then="what waits for it goes on")
+    _tell(archive, where, found, "budget", text=budget_text(allowed), then="what waits for it goes on")
     money = budgets.spending(archive, task)
     if money is not None and money.used_up:
         terminal.say(f"note: {money.text} already, so nothing goes on")

@@ -264,6 +264,12 @@ def budget_microusd(text: str) -> int | None:
         return None
 
 
+def budget_text(microusd: int) -> str:
+    """Exactly what `budget_microusd` reads: with all six decimals where fewer would round it."""
+    short = usd_text(microusd)
+    return short if budget_microusd(short) == microusd else f"${microusd / 1e6:.6f}"
+
+
 class Task(Frozen):
     """What is asked of one repository.
 
