@@ -1,18 +1,16 @@
-"""Owns what a used up budget means to runs that nobody has begun, and how a batch's spending reads. Refuses to stop
-what was begun: its own attempt meets the budget before its next model call.
+"""Owns what a batch's used up budget means to its runs that nobody has begun, and how spending reads. Refuses to stop
+what was begun, or for the day's budget: its own attempt meets those before its next model call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Literal
 
-from scheduler.plan import Held
 from scheduler.runs import Found, View, runs_in, views
-from worker.contract.errors import HintsFault, InvalidFault
-from worker.contract.model_name import ASKED, parse_model_name
+from worker.contract.errors import HintsFault
 from worker.contract.task import Task, budget_microusd, usd_text
 from worker.store.archive import Archive
 from worker.store.counters import Counters
@@ -22,25 +20,18 @@ from worker.store.mail import Mail
 
 
 class Gate:
-    """Of one round of the scheduler: each counter is asked for once. day_usd: of the whole deployment, None for no
-    bound. A counter that Redis lost, or cannot read, holds nobody: a worker asks it before the next model call."""
+    """Of one round of the scheduler: each counter is asked for once. A counter that Redis lost, or cannot read, holds
+    nobody: a worker asks it before the next model call."""
 
-    def __init__(self, hints: Hints, day_usd: float | None, now: datetime) -> None:
-        self._hints, self._counters, self._now = hints, Counters(hints), now.astimezone(UTC)
-        self._day_microusd = None if day_usd is None else round(day_usd * 1e6)
+    def __init__(self, hints: Hints) -> None:
+        self._hints, self._counters = hints, Counters(hints)
         self._spent: dict[str, int | None] = {}
 
-    def held(self, task: Task, mail: Mail) -> Held | None:
-        """Why a run that was never claimed must not begin, None when it may. Raises HintsFault."""
-        if mail.run.claims:
+    def held(self, task: Task, mail: Mail) -> Literal["pause", "stop"] | None:
+        """What becomes of a run that must not begin, None when it may, or has begun. Raises HintsFault."""
+        if mail.run.claims or not self._over(f"batch:{task.batch}", mail.budget_microusd(task)):
             return None
-        on_limit = "pause" if task.budget is None else task.budget.on_limit
-        if self._over(f"batch:{task.batch}", mail.budget_microusd(task)):
-            return Held(on_limit)
-        if self._over(_day(self._now), self._day_microusd) and asks(task):
-            tomorrow = self._now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-            return Held(on_limit, tomorrow)
-        return None
+        return "pause" if task.budget is None else task.budget.on_limit
 
     def _over(self, level: str, limit_microusd: int | None) -> bool:
         if limit_microusd is None:
@@ -122,11 +113,3 @@ def spendings(archive: Archive, of: Iterable[View]) -> dict[str, Spending]:
 
 def _day(now: datetime) -> str:
     return f"day:{now.astimezone(UTC).date().isoformat()}"
-
-
-def asks(task: Task) -> bool:
-    """Whether its model is one that is asked for money."""
-    try:
-        return parse_model_name(task.model).provider in ASKED
-    except InvalidFault:  # its attempt says so
-        return False

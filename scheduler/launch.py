@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from threading import Event
 from typing import Final, Literal
@@ -177,7 +176,7 @@ def attend(
                         raise
                     say(f"waiting for the archive: {fault}")
                 left = [run for run in follower.unsealed if _works(run)]
-                now_held = _held(archive, hints, where, tasks, left)
+                now_held = _held(archive, hints, tasks, left)
                 if now_held - held:
                     say(f"{len(now_held)} runs wait for budget before they begin; see: dawn status")
                 held = now_held
@@ -197,18 +196,18 @@ def _works(run: Run) -> bool:
     return run.waiting is None or (run.asked is None and run.waiting.waiting != "budget")
 
 
-def _held(archive: Archive, hints: Hints, where: Settings, tasks: Mapping[str, Task], left: list[Run]) -> set[str]:
+def _held(archive: Archive, hints: Hints, tasks: Mapping[str, Task], left: list[Run]) -> set[str]:
     """Of runs that nobody began, those that wait for money to begin, once no other is left."""
     if any(run.claims for run in left):
         return set()
     control = cache(lambda batch: Control(archive, batch).read())
-    gate = Gate(hints, where.day_budget_usd, datetime.now(UTC))
+    gate = Gate(hints)
     try:
         mail = {run.id: Mail(run, control=control(tasks[run.id].batch)) for run in left}
         held = {name: gate.held(tasks[name], unread) for name, unread in mail.items()}
     except (HintsFault, StoreFault):  # nobody knows now; asked again with the next look
         return set()
-    return {name for name, why in held.items() if why is not None and why.on_limit == "pause"}
+    return {name for name, becomes in held.items() if becomes == "pause"}
 
 
 def _write(batches: Sequence[Batch], archive: Archive, *, by: str, at: str, say: Say) -> None:

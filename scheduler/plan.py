@@ -27,17 +27,10 @@ LOST_AFTER_BARREN_CLAIMS: Final = 3
 
 
 @dataclass(frozen=True)
-class Held:
-    """A budget is used up. on_limit: what becomes of a run that nobody began. until: when a day has another one."""
-
-    on_limit: Literal["pause", "stop"] = "pause"
-    until: datetime | None = None
-
-
-@dataclass(frozen=True)
 class Seen:
     """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits for it. blocked:
-    what it waits for that no time ends (see Mail.blocks). held: nobody began it, and no money is left for it.
+    what it waits for that no time ends (see Mail.blocks). held: nobody began it, and its batch's budget is used up,
+    so it waits or is skipped.
 
     since: UTC ISO time of submit, the order within a lane. rung_age_s: age of a doorbell that nobody answered yet,
     seconds, None when there is none.
@@ -50,7 +43,7 @@ class Seen:
     leased: bool = False
     cancelled: bool = False
     blocked: Literal["", "person", "paused", "budget"] = ""
-    held: Held | None = None
+    held: Literal["pause", "stop"] | None = None
     barren_claims: int = 0
     not_before: datetime | None = None
     rung_age_s: float | None = None
@@ -150,14 +143,14 @@ def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
     if run.orphan and run.barren_claims >= LOST_AFTER_BARREN_CLAIMS:
         detail = f"{run.barren_claims} attempts in a row ended without a step"
         return Close(run.id, "failed", Failure(cls="infra", reason="worker_lost", detail=detail))
-    if run.held is not None and run.held.on_limit == "stop":
+    if run.held == "stop":
         return Close(run.id, "skipped", detail="budget")
     if run.blocked:
         return Wait(run.id, run.blocked)
     if run.not_before is not None and now < run.not_before:
         return Wait(run.id, "not_before", run.not_before)
-    if run.held is not None:
-        return Wait(run.id, "budget", run.held.until)
+    if run.held == "pause":
+        return Wait(run.id, "budget")
     if run.rung_age_s is not None:
         return Wait(run.id, "doorbell")
     return None

@@ -97,7 +97,7 @@ class Scheduler:
         if self._hints.epoch() != self._epoch:
             return  # wiped while it was read: that it knew of no lease proves nothing
         self._read_mail(now, leased)
-        gate = Gate(self._hints, self._settings.day_budget_usd, now)
+        gate = Gate(self._hints)
         decisions = plan(
             now,
             [self._seen(name, cached, now, leased, outstanding, gate) for name, cached in self._open.items()],

@@ -143,15 +143,6 @@ def test_a_change_without_a_hint_is_found(world: World, paid: Paid, archive: Arc
     assert world.tick(1) == ["a"]
 
 
-def test_the_day_holds_runs_until_the_next_one(world: World, paid: Paid) -> None:
-    """The day is the whole deployment's, in UTC."""
-    paid("a", budget=None)
-    world.spent(5, "day:2026-11-30")
-    assert world.tick() == []
-    world.hints.offer(WorkerOffer("w", ("interactive", "batch"), 9, 9), ttl_s=600)
-    assert world.tick(3600) == ["a"]
-
-
 def test_a_run_parked_for_the_day_waits_for_midnight(world: World, paid: Paid) -> None:
     """No message can bring the next day."""
     paid("a", claimed(), replied(), Parked(waiting="budget", until="2026-12-01T00:00:00.000+00:00"), budget=None)
@@ -159,17 +150,9 @@ def test_a_run_parked_for_the_day_waits_for_midnight(world: World, paid: Paid) -
     assert world.tick(1) == ["a"]
 
 
-@pytest.mark.parametrize("model", ["none", "replay:a"])
-def test_what_costs_nothing_is_never_held(world: World, paid: Paid, model: str) -> None:
-    """Commands and replays spend nobody's money, so the day is none of theirs."""
-    paid("a", model=model)
-    world.spent(5, "day:2026-11-30")
-    assert world.tick() == ["a"]
-
-
-def test_a_model_of_no_known_form_stops_no_scheduler(world: World, paid: Paid) -> None:
-    """Its own attempt says what is wrong with it."""
-    paid("a", model="gpt")
+def test_the_day_holds_nobody_back(world: World, paid: Paid) -> None:
+    """Whether a run's model costs money its attempt knows: a free one goes on, another parks in sight."""
+    paid("a", budget=None)
     world.spent(5, "day:2026-11-30")
     assert world.tick() == ["a"]
 
