@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 from model_server import ModelServer
@@ -219,6 +220,35 @@ def test_what_a_program_does_wrong_is_a_fault_of_its_kind(
     assert caught.value.retry_after_s == (3 if reason == "auth" else None)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["print('oops', flush=True)", "print('x' * 1000, flush=True)", "print('{', end=''); exit()"]
+)
+def test_an_answer_of_a_program_that_is_no_reply_may_have_cost_what_any_does(
+    programs: Callable[..., ProgramModel], monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """Whatever it asked has been paid for: a budget counts it (F48)."""
+    monkeypatch.setattr(processes, "LINE_BYTES_MAX", 999)
+    assert refused(programs(f"for line in sys.stdin: {wrong}")).unheard
+
+
+def test_a_program_that_cannot_be_started_costs_nothing(
+    programs: Callable[..., ProgramModel], tmp_path: Path
+) -> None:
+    """Nobody was asked."""
+    model = programs("")
+    (tmp_path / "program0").unlink()
+    assert not refused(model).unheard
+
+
+@pytest.mark.parametrize(("said", "waits_s"), [("1e400", None), ("1e12", 86_400)])
+def test_a_wait_that_a_program_asks_for_has_an_end(
+    programs: Callable[..., ProgramModel], said: str, waits_s: float | None
+) -> None:
+    """A day at most, and none where it is no time to wait."""
+    error = f'{{"error": {{"message": "busy", "retryable": true, "retry_after_s": {said}}}}}'
+    assert refused(programs(f"for line in sys.stdin: print({error!r}, flush=True)")).retry_after_s == waits_s
+
+
 def test_after_a_failure_the_next_request_gets_a_new_process(
     programs: Callable[..., ProgramModel], tmp_path: Path
 ) -> None:
@@ -382,6 +412,20 @@ def test_what_an_entry_point_does_wrong_is_a_fault_of_its_kind(answer: Any, reas
     """Its own faults as they are, a lost connection to be tried again, and no other exception reaches the worker."""
     fault = refused(EntryModel("python:failing", Failing(answer)))
     assert (fault.reason, fault.retryable) == (reason, retryable)
+
+
+@pytest.mark.parametrize(
+    ("answer", "unheard"),
+    [
+        ("text", True),
+        (KeyError("choices"), True),
+        (ConnectionResetError("reset"), True),
+        (URLError("no host"), False),
+    ],
+)
+def test_an_entry_point_that_may_have_been_answered_may_have_cost(answer: Any, unheard: bool) -> None:
+    """A budget counts what is no reply, and not what cannot have been sent (F48)."""
+    assert refused(EntryModel("python:failing", Failing(answer))).unheard == unheard
 
 
 def test_a_reply_of_an_entry_point_is_made_fit_for_the_journal() -> None:

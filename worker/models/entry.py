@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from socket import gaierror
 from threading import Event, Thread
 from typing import Final
+from urllib.error import URLError
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import InvalidFault, ProviderFault
@@ -22,6 +24,8 @@ from worker.models.conversation import clean
 from worker.models.protocol import Model, ModelRequest, cancelled_fault, late_fault, under_our_ids
 
 GROUP: Final = "dawnfleet.models"
+UNSENT: Final = (ConnectionRefusedError, gaierror, URLError)
+"""Failures after which nobody can have answered; after any other an answer may be due that costs what any does."""
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -46,7 +50,7 @@ def open_entry(name: str, asked: str, secrets: Mapping[str, str]) -> Model:
     try:
         return EntryModel(name, found[entry].load()(model, secrets))
     except (Exception, SystemExit) as error:
-        raise _fault(name, error) from error
+        raise _fault(name, error, unheard=False) from error
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class EntryModel:
         try:
             return self._checked(answer.result(), request.step)
         except (Exception, SystemExit) as error:
-            raise _fault(self.name, error) from error
+            raise _fault(self.name, error, unheard=not isinstance(error, UNSENT)) from error
 
     def _checked(self, reply: Reply, step: int) -> Reply:
         """The reply as a journal can hold it. Raises ValueError for one that it cannot."""
@@ -95,11 +99,11 @@ class EntryModel:
         return under_our_ids(kept, step)
 
 
-def _fault(name: str, error: BaseException) -> Exception:
+def _fault(name: str, error: BaseException, *, unheard: bool) -> Exception:
     match error:
         case ProviderFault() | InvalidFault():
             return error
         case OSError():
-            return ProviderFault("connection", f"{name} failed: {error!r}", retryable=True)
+            return ProviderFault("connection", f"{name} failed: {error!r}", retryable=True, unheard=unheard)
         case _:
-            return ProviderFault("unavailable", f"{name} failed: {error!r}")
+            return ProviderFault("unavailable", f"{name} failed: {error!r}", unheard=unheard)

@@ -177,14 +177,14 @@ class _Process:
             return os.write(self._stdin, todo[:CHUNK_BYTES])
         except BlockingIOError:
             return 0
-        except BrokenPipeError:
-            raise self._ended() from None
+        except BrokenPipeError:  # it cannot have read the whole request
+            raise self._ended(unheard=False) from None
 
     def _read(self) -> bytes:
         """The next bytes of the answer, none past its newline."""
         data = os.read(self._stdout, CHUNK_BYTES)
         if not data:
-            raise self._ended()
+            raise self._ended(unheard=True)
         if b"\n" in data[:-1]:
             raise self._wrong("answered with more than one line")
         return data
@@ -196,9 +196,9 @@ class _Process:
         return data
 
     def _wrong(self, what: str) -> ProviderFault:
-        return ProviderFault("unavailable", f"the model program {self._name} {what}")
+        return ProviderFault("unavailable", f"the model program {self._name} {what}", unheard=True)
 
-    def _ended(self) -> ProviderFault:
+    def _ended(self, *, unheard: bool) -> ProviderFault:
         with suppress(subprocess.TimeoutExpired, BlockingIOError):
             self._process.wait(1)
             while self._hear():
@@ -208,7 +208,10 @@ class _Process:
         how = "closed its stdout" if code is None else f"ended with exit code {code}"
         said = " ".join(bytes(self._said).decode("utf-8", "replace").split())
         return ProviderFault(
-            "connection", f"the model program {self._name} {how}{': ' + said if said else ''}", retryable=True
+            "connection",
+            f"the model program {self._name} {how}{': ' + said if said else ''}",
+            retryable=True,
+            unheard=unheard,
         )
 
 

@@ -85,7 +85,7 @@ class ProgramModel:
             answer = Answer.model_validate(clean(json.loads(raw)))
         except (ValueError, RecursionError) as error:
             raise ProviderFault(
-                "unavailable", f"{self.name} answered what is no reply: {self._wrong(error, raw)}"
+                "unavailable", f"{self.name} answered what is no reply: {self._wrong(error, raw)}", unheard=True
             ) from None
         if answer.error is not None:
             told = answer.error
