@@ -510,6 +510,23 @@ def test_a_script_may_say_what_its_model_would_have_cost(deployment: Deployment)
     assert deployment.waits("r0") == ("budget", None, "$0.10 of $0.05 spent")
 
 
+def test_a_script_uses_up_nobodys_day(deployment: Deployment) -> None:
+    """It costs nothing real: counted or folded, the day of the deployment is left to those who pay."""
+    from world import scripted
+
+    deployment.submit("r0", model="scripted:x", script=SCRIPT, budget=Budget(usd=5))
+    settings = deployment.day(0.05)
+    assert deployment.work("r0", settings=settings, open_model=lambda _: scripted("scripted:x", SCRIPT)) == "sealed"
+    assert (deployment.counted, list(deployment.archive.list("days/"))) == (200_000, [])
+    deployment.submit("paid", budget=None)
+    assert deployment.work("paid", settings=settings) == "parked"
+    assert deployment.waits("paid") == (
+        "budget",
+        "2026-12-01T00:00:00.000+00:00",
+        "$0.10 of $0.05 spent on 2026-11-30",
+    )
+
+
 def test_what_a_fork_copied_is_its_parents(deployment: Deployment) -> None:
     """And a day has what was committed on it."""
     deployment.submit("r0")

@@ -3,7 +3,7 @@ what each answer cost is told to their counters once it is committed. Refuses to
 the loop does.
 
 A call is admitted with the most that it can cost. A day counts what is committed on it, so a call that may end after
-midnight is admitted by both days. A model that costs nothing is asked whatever was spent.
+midnight is admitted by both days. A model that costs nothing is asked whatever was spent; a script is no day's.
 """
 
 from __future__ import annotations
@@ -133,6 +133,10 @@ class Purse:
         return {level: spending.spent_microusd(level, self.ledger.records) for level in levels}
 
     def _days(self, timeout_s: float) -> set[str]:
+        """On which it may be committed; none for a script, whose costs are made up: a batch may try them, and nobody
+        else's runs pay for it."""
+        if self.task.model.startswith("scripted:"):
+            return set()
         return {self.station.now()[:10], self.station.later(timeout_s)[:10]}
 
     def _fold(self, level: str) -> bool:
