@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from transcripts import Transcript, shell, task
 
 from worker.contract.events import Decided, Event, ToolCall
+from worker.contract.pattern import found, searchable
 from worker.contract.task import PolicyRule, Task
 from worker.policy import ALLOW, Ruling, binding, command_ruling, judge
 from worker.tools.files import WriteFile
@@ -101,6 +104,31 @@ def test_the_first_rule_that_matches_counts() -> None:
     assert [ruled(asked, command) for command in ("make clean", "make all", "cat secret", "ls", "dropdb x")] == [
         *("allow", "ask", "deny", "allow", "ask"),
     ]
+
+
+def test_a_pattern_does_not_hold_the_worker() -> None:
+    """The time of a search grows with the command: `re` would take a day for this one."""
+    assert ruled(rules(("run_command", r"^(\w+\s?)*$", "deny")), "a" * 60 + "!") == "allow"
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "^a", "a$", "^a b$", r"\bb\b", r"(?i)A\sB", r"(?s)a.*c", r"(?m)^c", r"\w\W", "[é]"]
+)
+@pytest.mark.parametrize("text", ["", "a", "a b", "a b\n", "x a\nc", "é", "\ud800a"])
+def test_a_pattern_is_found_where_python_finds_it(pattern: str, text: str) -> None:
+    """Also before the last line's end, and in text that is no valid Unicode."""
+    assert found(searchable(pattern), text) == bool(re.search(pattern, text))
+
+
+@pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
+@pytest.mark.parametrize(
+    "pattern", ["a(?=b)", r"(a)\1", r"\<a", "[a&&b]", "[[]", "a++", "a{,3}", r"\Z", r"(\w{0,50}x){50}"]
+)
+def test_a_pattern_that_only_python_reads_so_is_refused(pattern: str) -> None:
+    """In a task that is older than this it is searched for as it was."""
+    with pytest.raises(ValueError, match=r"linear time|write|backtracking"):
+        searchable(pattern)
+    assert found(pattern, "aab") == bool(re.search(pattern, "aab"))
 
 
 def test_a_rule_may_allow_what_would_need_a_person_but_no_refusal() -> None:

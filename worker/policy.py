@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from worker.contract.events import Asked, Decided, Record, ToolCall, canonical, digest
+from worker.contract.pattern import found
 from worker.contract.run import Run
 from worker.contract.task import Task
 
@@ -141,7 +142,7 @@ def _written(task: Task, call: ToolCall, arguments: BaseModel) -> Ruling:
         return listed
     subject = command if isinstance(command, str) else arguments.model_dump_json()
     for rule in task.policy:
-        if rule.tool in ("*", call.name) and re.search(rule.pattern, subject):
+        if rule.tool in ("*", call.name) and found(rule.pattern, subject):
             return Ruling(rule.action, rule.reason or f"a rule of this task says {rule.action} for {call.name}")
     return listed
 
