@@ -635,6 +635,17 @@ def test_a_delegate_cannot_delegate(place: Place) -> None:
 # Its script, and its replay
 
 
+@pytest.mark.parametrize(
+    "character", ["\x7f", "\x85", "\u2028", "\ufeff", "\ufffe", "\ud83d", "\U0001f600", "\\\x7f"]
+)
+def test_a_delegate_says_every_character_that_its_script_holds(character: str) -> None:
+    """Also one that YAML takes only escaped."""
+    escaped = "".join(f"\\U{ord(part):08x}" for part in character)
+    text = f'[{{text: x}}, {{delegate: go, replies: [{{text: "a{escaped}b"}}]}}]'
+    parse_script(text, "s")
+    assert parse_script(delegate_script(text, "s", "go"), "s").turns[0][0].text == f"a{character}b"
+
+
 def test_a_script_says_what_a_delegate_says() -> None:
     """The first whose pattern is found in the goal."""
     text = "- text: Done.\n- {delegate: a, replies: [text: one]}\n- {delegate: '', replies: [text: two]}\n"

@@ -42,6 +42,10 @@ from worker.contract.task import USD_MAX, Frozen
 
 REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\}")
 
+_NO_YAML: Final = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+"""What JSON may hold as it stands and YAML not, or as the end of a line; escaped it is the same in both. ASCII
+alone would not do: YAML reads an escaped pair of surrogates as two characters."""
+
 
 def _compiles(value: str) -> str:
     try:
@@ -161,7 +165,8 @@ def delegate_script(text: str, source: str, goal: str) -> str:
     """The script of a delegate with that goal, out of one that parses. Raises InvalidFault when there is none."""
     for entry in read(text).data:
         if _of_delegate(entry) and re.search(entry["delegate"], goal):
-            return json.dumps(entry["replies"], ensure_ascii=False)
+            replies = json.dumps(entry["replies"], ensure_ascii=False)
+            return _NO_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", replies)
     raise InvalidFault(f"script {source}: no `delegate` is found in the goal {goal[:200]!r}")
 
 
