@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
+from worker.contract.pattern import searchable
 from worker.contract.places import Document, Problem, read
 from worker.contract.task import (
     Budget,
@@ -106,6 +115,15 @@ class Work(Frozen):
         return self
 
 
+def _searchable(rule: PolicyRule) -> PolicyRule:
+    """Of what is submitted: tasks of older archives may have patterns that take longer."""
+    try:
+        searchable(rule.pattern)
+    except ValueError as error:
+        raise ValueError(f"pattern {rule.pattern!r}: {error}") from error
+    return rule
+
+
 class Manifest(Frozen):
     """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`,
     and all of it together by `budget`."""
@@ -117,7 +135,7 @@ class Manifest(Frozen):
     environment: Environment = Environment()
     checks: Annotated[tuple[Check, ...], BeforeValidator(lambda value: named_checks(value))] = ()
     limits: Limits = Limits()
-    policy: tuple[PolicyRule, ...] = ()
+    policy: tuple[Annotated[PolicyRule, AfterValidator(_searchable)], ...] = ()
     on_ask: OnAsk = "park"
     tools: OwnTools = later(())
     budget: Budget | None = later(None)

@@ -134,6 +134,7 @@ def test_what_is_no_manifest_is_refused_with_its_place(text: str, place: str) ->
         (("limits: {steps: 7}", "budget: {usd: 20, on: stop}"), "known here: usd, on_limit"),
         (("limits: {steps: 7}", "budget: {usd: 20, on_limit: halt}"), "budget.on_limit must be 'pause' or 'stop'"),
         (("[ruff check --fix .]", "fix"), "task.commands must be a list"),
+        (("limits:", "policy: [{pattern: '(?=a)', action: ask}]\nlimits:"), "in linear time: look-around"),
         (("[ruff check --fix .]", "[3]"), "task.commands[0] must be text (put a number in quotes)"),
     ],
 )
