@@ -78,6 +78,7 @@ def freeze(
                 on_ask=manifest.on_ask,
                 tools=manifest.tools,
                 fallbacks=manifest.task.fallbacks,
+                without_tools=manifest.task.without_tools,
                 budget=manifest.budget,
             )
         )

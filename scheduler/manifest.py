@@ -27,6 +27,7 @@ from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.pattern import searchable
 from worker.contract.places import Document, Problem, read
 from worker.contract.task import (
+    TOOL_NAMES,
     Budget,
     Check,
     Environment,
@@ -82,12 +83,20 @@ class Target(Frozen):
 
 class Work(Frozen):
     """What is asked: commands run first, then the model (`none` for commands only). fallbacks: models that answer
-    where it cannot be had, in this order."""
+    where it cannot be had, in this order. without_tools: names of ours that it is not offered."""
 
     prompt: str = ""
     commands: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     model: str = "none"
     fallbacks: tuple[str, ...] = later(())
+    without_tools: tuple[str, ...] = later(())
+
+    @field_validator("without_tools")
+    @classmethod
+    def _tools_of_ours(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := sorted(set(names) - TOOL_NAMES):
+            raise ValueError(f"no tool {', '.join(unknown)}; there are {', '.join(sorted(TOOL_NAMES))}")
+        return names
 
     @field_validator("fallbacks")
     @classmethod

@@ -57,6 +57,14 @@ def test_limits_not_given_come_from_the_deployment() -> None:
     assert (limits.steps, limits.tokens) == (7, 1234)
 
 
+def test_tools_can_be_withheld() -> None:
+    """Those of ours, by name; a name that none has is told."""
+    asked = GOOD.replace("  commands: [ruff", "  without_tools: [delegate]\n  commands: [ruff")
+    assert load(asked).manifest.task.without_tools == ("delegate",)
+    [problem] = problems(asked.replace("delegate", "delegte"))
+    assert "no tool delegte" in problem
+
+
 def test_all_mistakes_are_told_at_once_with_their_places() -> None:
     """One run of the command is enough to see everything that is wrong."""
     text = (
