@@ -146,8 +146,9 @@ def test_an_engine_that_is_too_old_is_named(deployment: Deployment, code: Path) 
 
 
 def test_a_doctor_looks_at_everything_though_all_is_gone(deployment: Deployment, code: Path) -> None:
-    """Exit code 75; engine, Redis and archive each have their finding and a hint."""
+    """Exit code 75; engine, Redis, archive and prices each have their finding and a hint."""
     env = {
+        "DAWN_PRICES": str(code.parent / "none.yaml"),
         "DAWN_DOCKER_URL": f"unix://{code.parent / 'dead.sock'}",
         "DAWN_REDIS_URL": f"redis://127.0.0.1:{free_port()}",
         "DAWN_ARCHIVE": "s3://dawn/x",
@@ -158,7 +159,7 @@ def test_a_doctor_looks_at_everything_though_all_is_gone(deployment: Deployment,
     done = deployment.dawn("doctor", "--json", **env)
     assert done.code == 75
     bad = {check["name"]: check["hint"] for check in done.json["checks"] if not check["ok"]}
-    assert {"archive", "redis", "engine"} <= set(bad)
+    assert {"archive", "redis", "engine", "prices"} <= set(bad)
     assert all(bad.values())
 
 

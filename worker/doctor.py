@@ -52,9 +52,20 @@ def examine(settings: Settings, env: Mapping[str, str]) -> Iterator[Check]:
         sandbox.close()
     for provider, names in KEYS.items():
         found = next((name for name in names if env.get(name, "").strip()), None)
-        detail = f"{found} is set" if found else f"no key: runs with {provider}/... models will fail"
+        lost = f"runs with {provider}/... models will fail"
+        if provider == "openai" and settings.openai_base_url:
+            lost = "the server at DAWN_OPENAI_BASE_URL may need one"
+        detail = f"{found} is set" if found else f"no key: {lost}"
         yield Check(f"key {provider}", True, detail, "" if found else f"set {names[0]} for the workers")
+    yield _asked("prices", lambda: _prices(settings))
     yield _asked("secrets", lambda: _secrets(env))
+
+
+def _prices(settings: Settings) -> str:
+    from worker.models.prices import open_prices
+
+    own = open_prices(settings)
+    return f"{len(own.own)} of your own, {own.source}" if own.source else "those of the table"
 
 
 def _secrets(env: Mapping[str, str]) -> str:
