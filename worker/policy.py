@@ -98,7 +98,7 @@ BEFORE_PROGRAM = frozenset(
     ]
 )
 OPERATORS = frozenset(";&|()")
-HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
+HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1")
 
 
 def judge(
@@ -181,9 +181,26 @@ def _subcommand(words: Sequence[str]) -> str:
     return next(plain, "")
 
 
+def _without_heredocs(script: str) -> list[str]:
+    """The lines of a script, but for those that are given to a program. One look at each line: a text that opens
+    thousands and ends none must not hold the worker."""
+    lines, kept, at = script.split("\n"), list[str](), 0
+    last = {line.lstrip("\t"): number for number, line in enumerate(lines)}
+    while at < len(lines):
+        line, at = lines[at], at + 1
+        opened = next((found for found in HEREDOC.finditer(line) if last.get(found[2], 0) >= at), None)
+        if opened is not None:
+            line = line[: opened.start()] + line[opened.end() :]
+            while lines[at].lstrip("\t") != opened[2]:
+                at += 1
+            at += 1
+        kept.append(line)
+    return kept
+
+
 def _programs(script: str) -> list[list[str]]:
     """The simple commands of a script as words, quotes taken off; [] for text that does not lex as shell."""
-    lexer = shlex.shlex(HEREDOC.sub(r"\3", script).replace("\n", " ; "), posix=True, punctuation_chars=";&|()")
+    lexer = shlex.shlex(" ; ".join(_without_heredocs(script)), posix=True, punctuation_chars=";&|()")
     lexer.whitespace_split = True
     lexer.commenters = ""
     commands: list[list[str]] = [[]]
