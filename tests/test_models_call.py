@@ -16,7 +16,7 @@ from model_server import ModelServer
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
-from worker.contract.events import Reply
+from worker.contract.events import Reply, Usage
 from worker.models.anthropic import AnthropicModel
 from worker.models.call import SHOWN_CHARS, Account, retry_after_s
 from worker.models.openai import OpenAIModel
@@ -202,3 +202,12 @@ def test_nobody_waits_longer_than_a_day_for_a_provider(
     model_server.will_answer({"error": {}}, 500, retry_after=said)
     fault = fault_of(provider, model_server.url)
     assert (fault.retry_after_s, fault.retryable) == (waits_s, True)
+
+
+def test_a_provider_cannot_give_back_what_others_used(model_server: ModelServer, provider: str) -> None:
+    """Tokens below zero count as none, and none beyond counting (T70)."""
+    counts = {"input_tokens": -5, "output_tokens": 2**60, "prompt_tokens": -5, "completion_tokens": 2**60}
+    said = {"content": [], "choices": [{"message": {"content": "a"}}], "usage": counts}
+    model_server.will_answer(said)
+    reply = ask(account_of(provider, model_server.url), "go", timeout_s=30, cancel=Cancel())
+    assert reply.usage == Usage(output_tokens=2**53 - 1)

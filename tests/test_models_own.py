@@ -16,7 +16,7 @@ from own_models import SECRETS
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import Fault, InvalidFault, ProviderFault
-from worker.contract.events import Reply, ToolCall
+from worker.contract.events import Reply, ToolCall, Usage
 from worker.contract.redact import redactor_from_env
 from worker.contract.settings import Settings
 from worker.models import processes
@@ -231,6 +231,16 @@ def test_an_answer_of_a_program_that_is_no_reply_may_have_cost_what_any_does(
     assert refused(programs(f"for line in sys.stdin: {wrong}")).unheard
 
 
+@pytest.mark.parametrize(
+    "told",
+    [{"usage": {"output_tokens": -1}}, {"usage": {"output_tokens": 2**53}}, {"cost_usd": -0.1}, {"cost_usd": 1e307}],
+)
+def test_a_program_cannot_give_back_what_others_used(programs: Callable[..., ProgramModel], told: Any) -> None:
+    """Nor use what nobody can: tokens and costs below zero or beyond counting are no reply (T70)."""
+    fault = refused(programs(f"for line in sys.stdin: print({json.dumps(told)!r}, flush=True)"))
+    assert "what is no reply" in fault.message
+
+
 def test_a_program_that_cannot_be_started_costs_nothing(
     programs: Callable[..., ProgramModel], tmp_path: Path
 ) -> None:
@@ -406,6 +416,9 @@ class Failing:
         (SystemExit(1), "unavailable", False),
         ("text", "unavailable", False),
         (Reply(text="x", native=object()), "unavailable", False),
+        (Reply(text="x", usage=Usage(input_tokens=-1)), "unavailable", False),
+        (Reply(text="x", cost_microusd=-1), "unavailable", False),
+        (Reply(text="x", cost_microusd=10**16), "unavailable", False),
     ],
 )
 def test_what_an_entry_point_does_wrong_is_a_fault_of_its_kind(answer: Any, reason: str, retryable: bool) -> None:

@@ -108,6 +108,13 @@ def test_nothing_is_sent_before_the_account_s_rate_allows_it(pace: Pace) -> None
     assert 50 < (caught.value.retry_after_s or 0) < 60
 
 
+def test_an_answer_that_says_it_used_less_than_nothing_frees_no_more_than_its_own() -> None:
+    """Tokens that other requests of the batch took stay counted."""
+    pacing = FreePacing()
+    ask(Says(Reply(usage=Usage(input_tokens=-(10**9)))), pacing, TOKENS)
+    assert [tokens for _, _, tokens in pacing.asked] == [1_000, -1_000]
+
+
 def test_whoever_waits_for_a_rate_holds_nobody(pace: Pace, hints: Hints) -> None:
     """A hold is the provider's own no."""
     ask(Says(DONE), pace)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from worker.contract.settings import Rate
 from worker.store import pace as module
 from worker.store.hints import Hints
-from worker.store.pace import BURST_S, MICRO, NOT_YOUR_TURN_S, TURN_KEPT_S, Pace
+from worker.store.pace import BURST_S, COST_MAX_S, MICRO, NOT_YOUR_TURN_S, TURN_KEPT_S, Pace
 
 START_S = 1_800_000_000
 SIXTY = Rate(requests_per_min=60)
@@ -110,7 +110,8 @@ class Reckoned:
 
 
 def us(per_min: int | None, count: int) -> int:
-    return math.ceil(count * 60 * MICRO / per_min) if per_min else 0
+    most = round(COST_MAX_S * MICRO)
+    return max(-most, min(math.ceil(count * 60 * MICRO / per_min), most)) if per_min else 0
 
 
 PER_MIN = st.one_of(st.none(), st.integers(1, 100_000))
@@ -265,6 +266,12 @@ def test_each_account_has_its_own_rate(fleet: Fleet) -> None:
     assert fleet.take("b", Rate(requests_per_min=1), 10**9) == 0
     assert fleet.take("b", Rate(requests_per_min=1), 0) == pytest.approx(60 - BURST_S)
     assert fleet.pace.take("other", "b", Rate(tokens_per_min=1), 0) == 0
+
+
+def test_no_request_holds_an_account_longer_than_a_day(fleet: Fleet) -> None:
+    """Whatever it is said to have taken."""
+    assert fleet.take("a", TOKENS, 2**53 - 1) == 0
+    assert fleet.take("b", TOKENS, 1) == pytest.approx(COST_MAX_S - BURST_S)
 
 
 def test_a_wiped_redis_starts_anew(fleet: Fleet) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from worker.contract.task import Frozen
+from pydantic import AfterValidator, Field
+
+from worker.contract.task import USD_MAX, Frozen
+
+TOKENS_MAX: Final = 2**53 - 1
+"""Of one kind, in a reply that comes in: exact wherever it is counted."""
+MICROUSD_MAX: Final = round(USD_MAX * 1_000_000)
 
 
 class Usage(Frozen):
@@ -19,6 +25,23 @@ class Usage(Frozen):
     def total(self) -> int:
         """All tokens of the reply, in and out."""
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens + self.output_tokens
+
+    @property
+    def bounded(self) -> Usage:
+        """The nearest to it that can be: fewer than no tokens would give back what others used."""
+        return Usage(**{kind: min(max(0, count), TOKENS_MAX) for kind, count in self})
+
+
+def _told(usage: Usage) -> Usage:
+    if usage.bounded != usage:
+        raise ValueError(f"counts tokens from 0 to {TOKENS_MAX}")
+    return usage
+
+
+ToldUsage = Annotated[Usage, AfterValidator(_told)]
+"""Of a reply that comes in; what a journal holds is read as it stands."""
+ToldUsd = Annotated[float, Field(ge=0, le=USD_MAX, allow_inf_nan=False)]
+"""The cost of a reply that comes in, dollars."""
 
 
 class ToolCall(Frozen):

@@ -36,9 +36,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from worker.contract.errors import InvalidFault
-from worker.contract.events import Usage
 from worker.contract.places import Document, Path, Problem, read
-from worker.contract.task import USD_MAX, Frozen
+from worker.contract.reply import ToldUsage, ToldUsd, Usage
+from worker.contract.task import Frozen
 
 REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\}")
 
@@ -86,9 +86,9 @@ class ScriptReply(Frozen):
     reasoning: str = ""
     calls: tuple[ScriptCall, ...] = ()
     stop: Literal["end", "calls", "length", "refusal", "content_filter"] | None = None
-    usage: Usage = Usage()
-    cost_usd: Annotated[float, Field(ge=0, le=USD_MAX)] | None = 0
-    delay_s: Annotated[float, Field(ge=0, le=3600)] = 0
+    usage: ToldUsage = Usage()
+    cost_usd: ToldUsd | None = 0
+    delay_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 0
 
     @property
     def captures(self) -> frozenset[str]:

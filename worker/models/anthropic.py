@@ -146,7 +146,7 @@ def _tokens(usage: dict[str, Any]) -> Usage:
         cache_read_tokens=usage.get("cache_read_input_tokens") or 0,
         cache_write_tokens=usage.get("cache_creation_input_tokens") or 0,
         output_tokens=usage.get("output_tokens") or 0,
-    )
+    ).bounded
 
 
 def _content(part: UserMessage | Turn | Answers) -> tuple[Literal["user", "assistant"], list[dict[str, Any]]]:

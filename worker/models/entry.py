@@ -19,7 +19,7 @@ from urllib.error import URLError
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import InvalidFault, ProviderFault
-from worker.contract.events import Reply
+from worker.contract.reply import MICROUSD_MAX, Reply
 from worker.models.conversation import clean
 from worker.models.protocol import Model, ModelRequest, cancelled_fault, late_fault, under_our_ids
 
@@ -92,6 +92,8 @@ class EntryModel:
         if not isinstance(reply, Reply):
             raise TypeError(f"it answered a {type(reply).__name__}, not a Reply")
         kept = Reply.model_validate(clean(reply.model_dump(mode="json")))
+        if kept.usage != kept.usage.bounded or not 0 <= (kept.cost_microusd or 0) <= MICROUSD_MAX:
+            raise ValueError(f"it counts {kept.usage}, at {kept.cost_microusd} micro-dollars")
         if not kept.model or not kept.price_source:
             kept = kept.model_copy(
                 update={"model": kept.model or self.name, "price_source": kept.price_source or self.name}

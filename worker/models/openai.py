@@ -133,7 +133,7 @@ def _tokens(usage: dict[str, Any]) -> Usage:
         cache_read_tokens=read,
         cache_write_tokens=written,
         output_tokens=usage.get("completion_tokens") or 0,
-    )
+    ).bounded
 
 
 def _text_of(arguments: object) -> str:

@@ -97,10 +97,10 @@ class PacedModel:
             message.reply.usage for message in reversed(request.messages) if isinstance(message, AssistantMessage)
         )
         last = next(sent, None) if self.cache_is_free else None
-        return 0 if last is None else last.cache_read_tokens + last.cache_write_tokens
+        return 0 if last is None else max(0, last.cache_read_tokens + last.cache_write_tokens)
 
     def _of(self, usage: Usage) -> int:
-        return usage.total - usage.cache_read_tokens * self.cache_is_free
+        return max(0, usage.total - usage.cache_read_tokens * self.cache_is_free)
 
     def _told(self) -> str:
         rates = ", ".join(f"{name} {number}" for name, number in self.rate.model_dump(exclude_none=True).items())

@@ -24,6 +24,7 @@ from worker.contract.errors import InvalidFault, UsageFault
 from worker.contract.events import Usage
 from worker.contract.model_name import parse_model_name
 from worker.contract.places import read
+from worker.contract.reply import MICROUSD_MAX
 from worker.contract.settings import Settings
 from worker.contract.task import Frozen
 
@@ -152,4 +153,4 @@ def _from_table(provider: str, model: str, usage: Usage, base_url: str | None) -
 
 
 def _microusd(dollars: Decimal) -> int:
-    return int((dollars * 1_000_000).to_integral_value(ROUND_UP))
+    return min(int((dollars * 1_000_000).to_integral_value(ROUND_UP)), MICROUSD_MAX)

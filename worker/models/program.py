@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
-from worker.contract.events import Reply, ToolCall, Usage
+from worker.contract.reply import Reply, ToldUsage, ToldUsd, ToolCall, Usage
 from worker.contract.task import Frozen
 from worker.models.conversation import Answers, Turn, arguments_object, clean, native, paired
 from worker.models.processes import Programs
@@ -61,8 +61,8 @@ class Answer(Frozen):
     reasoning: str = ""
     calls: tuple[CallAnswer, ...] = ()
     stop: Literal["end", "calls", "length", "refusal", "content_filter"] | None = None
-    usage: Usage = Usage()
-    cost_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    usage: ToldUsage = Usage()
+    cost_usd: ToldUsd | None = None
     model: str = ""
     native: Any = None
     error: ErrorAnswer | None = None

@@ -33,6 +33,8 @@ TURN_KEPT_S: Final = 3.0
 NOT_YOUR_TURN_S: Final = 0.25
 KEPT_S: Final = 60.0
 """After the debts are paid off nothing is worth knowing but whose turn it is."""
+COST_MAX_S: Final = 86_400.0
+"""Of the account's time, for one request: nobody waits longer than a day for what it said it took."""
 MICRO: Final = 1_000_000
 
 _READ = """#!lua flags=allow-oom
@@ -111,5 +113,6 @@ class Pace:
 
 
 def _us(per_min: int | None, count: int) -> int:
-    """The account's time that so much takes, microseconds, 0 without a rate."""
-    return 0 if per_min is None else math.ceil(count * 60 * MICRO / per_min)
+    """The account's time that so much takes, microseconds, 0 without a rate, at most COST_MAX_S either way."""
+    most = round(COST_MAX_S * MICRO)
+    return 0 if per_min is None else max(-most, min(math.ceil(count * 60 * MICRO / per_min), most))
