@@ -32,6 +32,7 @@ from worker.store.counters import Counters, Refused
 LOG = structlog.get_logger(__name__)
 
 LOOK_AGAIN_S: Final = 1.0
+DAY_LOOK_S: Final = 3600.0
 FOLD_S: Final = 60.0
 """After so long without its result somebody else folds too: who began may be dead."""
 
@@ -93,7 +94,7 @@ class Purse:
                 self._in_flight_microusd = estimate_microusd
                 return
             if refused.why == "spent":
-                raise _used_up(refused, limits[refused.level])
+                raise _used_up(refused, limits[refused.level], self.station.later(DAY_LOOK_S))
             if refused.why == "busy" or not self._fold(refused.level):
                 what = "reserved by calls in flight" if refused.why == "busy" else "being counted"
                 raise PacedFault(f"what is left of {refused.level} is {what}", LOOK_AGAIN_S)
@@ -207,10 +208,11 @@ def _dearest(task: Task, sent_tokens: int, answer_tokens: int) -> int | None:
     return None if None in costs else round(max(cost or 0 for cost in costs) * 1e6)
 
 
-def _used_up(refused: Refused, limit_microusd: int) -> BudgetFault:
+def _used_up(refused: Refused, limit_microusd: int, soon: str) -> BudgetFault:
+    """soon: when a day that is used up is looked at again, at the latest: its budget may be raised."""
     kind, _, name = refused.level.partition(":")
     spent = f"{usd_text(refused.spent_microusd)} of {usd_text(limit_microusd)} spent"
     if kind == "batch":
         return BudgetFault("batch_budget", spent)
-    until = f"{date.fromisoformat(name) + timedelta(days=1)}T00:00:00.000+00:00"
-    return BudgetFault("day_budget", f"{spent} on {name}", until)
+    midnight = f"{date.fromisoformat(name) + timedelta(days=1)}T00:00:00.000+00:00"
+    return BudgetFault("day_budget", f"{spent} on {name}", min(midnight, soon))
