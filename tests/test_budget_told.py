@@ -124,7 +124,10 @@ def test_a_budget_below_what_is_spent_is_said_to_be(night: Night, capsys: pytest
     """Who raises it by too little would wait in vain."""
     night.append(0, claimed(), replied(cost_microusd=1_000_000), PARKED)
     assert dawn(["budget", night.batch, "0.5"]) == 0
-    assert "$1.00 of $0.50 spent already, so nothing goes on" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"batch {night.batch} may spend $0.50 in all" in said
+    assert "$1.00 of $0.50 spent already, so nothing goes on" in said
+    assert "what waits" not in said
 
 
 def test_the_audit_says_who_raised_it(night: Night, capsys: pytest.CaptureFixture[str]) -> None:

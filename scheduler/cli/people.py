@@ -111,10 +111,13 @@ def budget(
         found = Found("batch", Journal(archive, found.id).task().batch)
     left = _left(archive, found)
     task = Journal(archive, left[0]).task()
-    _tell(archive, where, found, "budget", text=budget_text(allowed), then="what waits for it goes on")
+    text = budget_text(allowed)
+    _tell(archive, where, found, "budget", text=text, then=f"batch {found.id} may spend {text} in all")
     money = budgets.spending(archive, task)
     if money is not None and money.used_up:
         terminal.say(f"note: {money.text} already, so nothing goes on")
+    else:
+        terminal.say("what waits for it goes on")
     for run in left:
         terminal.emit(run)
 
