@@ -26,7 +26,7 @@ from scheduler.runs import find_journal, view
 from worker import attempt, delegate, spending
 from worker.before_call import no_hook
 from worker.contract.cancel import Cancel
-from worker.contract.errors import FencedFault, InvalidFault, ProviderFault
+from worker.contract.errors import FencedFault, InvalidFault, ProviderFault, StoreFault
 from worker.contract.events import (
     Claimed,
     Delegated,
@@ -367,7 +367,10 @@ def test_people_read_of_a_delegate(place: Place) -> None:
 # A takeover, a wait, a limit
 
 
-def test_a_reply_that_was_lost_with_its_worker_is_counted(place: Place) -> None:
+@pytest.mark.parametrize("away", [False, True], ids=["", "the store is away for a moment"])
+def test_a_reply_that_was_lost_with_its_worker_is_counted(
+    place: Place, away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once, at the takeover, by what it can have cost at most."""
     place.submit(model="openai/simulated")
 
@@ -379,7 +382,16 @@ def test_a_reply_that_was_lost_with_its_worker_is_counted(place: Place) -> None:
     with pytest.raises(Died):
         place.work()
     place.before = lambda task, request: None
+    get, troubles = place.archive.get, [StoreFault("away")] if away else []
+
+    def gets(key: str, **bounds: Any) -> bytes:
+        if key == keys.task(CHILD) and troubles:
+            raise troubles.pop()
+        return get(key, **bounds)
+
+    monkeypatch.setattr(place.archive, "get", gets)
     assert place.work() == "sealed"
+    assert troubles == []
     [lost] = place.events(Unrecorded)
     assert lost.tokens > 16_384
     assert place.run().tokens == 330 + lost.tokens

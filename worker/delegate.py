@@ -163,8 +163,8 @@ def take_stock(before: Run, ledger: Ledger, station: Station) -> None:
     if call is None or call.name != Delegate.name:
         return
     journal = Journal(station.archive, keys.delegate(before.id, call.id))
-    try:
-        task, lines = journal.task(), list(journal.read())
+    try:  # patiently: an attempt that gave up here would leave a run that nobody takes stock of any more
+        task, lines = ledger.patiently(lambda: (journal.task(), list(journal.read())))
     except (IntegrityFault, NotFoundFault, VersionFault):
         return  # it had not begun, or is for the call to complain of
     records, child = [record for record, _ in lines], fold(lines)

@@ -178,12 +178,12 @@ class Ledger:
         elif not self._lease.wait_current():
             self.settle()
 
-    def patiently(self, write: Callable[[], T]) -> T:
-        """Try a write to the archive again while the store is away. FencedFault when the lease is lost meanwhile."""
+    def patiently(self, act: Callable[[], T]) -> T:
+        """Try what needs the archive again while the store is away. FencedFault when the lease is lost meanwhile."""
         began, tries = time.monotonic(), 0
         while True:
             try:
-                return write()
+                return act()
             except StoreFault as fault:
                 delay_s = STORE_DELAYS_S[min(tries, len(STORE_DELAYS_S) - 1)]
                 tries += 1
