@@ -281,6 +281,7 @@ def test_nothing_is_left_while_the_stack_goes_on(stack: Deployment, repaired: di
     assert wait_for(lambda: stack.left() == [], 30)
 
 
+@pytest.mark.full
 def test_a_killed_command_is_finished_by_the_next(deployment: Deployment, tmp_path: Path) -> None:
     """kill -9 of `dawn run` takes its whole stack along; the same command with the same key goes on where it was."""
     (tmp_path / "fix.yaml").write_text(SCRIPT.replace("- text: It", "- delay_s: 3\n  text: It"))

@@ -22,32 +22,20 @@ def program(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def night(deployment: Deployment, place: Path, *packages: str) -> set[tuple[str, str]]:
-    """Fetch, submit, and let the independent script judge, which must agree with every verdict; all outcomes and
-    verdicts there were."""
-    fetched = program("fetch.py", place / "sdists", *packages)
+@pytest.mark.full
+def test_an_independent_script_agrees_over_all_packages(deployment: Deployment, tmp_path: Path) -> None:
+    """With every verdict over every package of deploy/night/packages.toml: none fails, and some whose own tests are red
+    here before and after are told to be so."""
+    fetched = program("fetch.py", tmp_path / "sdists")
     assert fetched.returncode == 0, fetched.stderr
     targets = [{"repo": line} for line in fetched.stdout.splitlines()]
-    assert len(targets) >= len(packages)
-    manifest = place / "night.yaml"
+    manifest = tmp_path / "night.yaml"
     manifest.write_text((NIGHT / "night.yaml").read_text() + f"targets: {json.dumps(targets)}\n")
     done = deployment.dawn("submit", manifest, "--json", timeout_s=1200)
     rows = done.json["runs"]
-    assert len(rows) == len(targets), done
+    assert len(rows) == len(targets) > 0, done
     judged = program("verify.py", deployment.archive_url.removeprefix("file://"))
     assert judged.stdout.splitlines()[-1] == f"{len(targets)} of {len(targets)} verdicts agree", judged
     assert judged.returncode == 0
     assert deployment.left() == []
-    return {(row["outcome"], row["verdict"]) for row in rows}
-
-
-def test_an_independent_script_agrees_over_a_package(deployment: Deployment, tmp_path: Path) -> None:
-    """A codemod changes a real package, its own tests are green, and whoever measures again says so too."""
-    assert night(deployment, tmp_path, "inflection") == {("changed", "verified")}
-
-
-@pytest.mark.full
-def test_an_independent_script_agrees_over_all_packages(deployment: Deployment, tmp_path: Path) -> None:
-    """The same over every package of deploy/night/packages.toml: none fails, and some whose own tests are red here
-    before and after are told to be so."""
-    assert {outcome for outcome, _ in night(deployment, tmp_path)} == {"changed", "no_change"}
+    assert {row["outcome"] for row in rows} == {"changed", "no_change"}
