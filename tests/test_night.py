@@ -24,8 +24,8 @@ def program(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.full
 def test_an_independent_script_agrees_over_all_packages(deployment: Deployment, tmp_path: Path) -> None:
-    """With every verdict over every package of deploy/night/packages.toml: none fails, and some whose own tests are red
-    here before and after are told to be so."""
+    """With every verdict over every package of deploy/night/packages.toml: none fails, and some whose own tests are
+    red here before and after are told to be so."""
     fetched = program("fetch.py", tmp_path / "sdists")
     assert fetched.returncode == 0, fetched.stderr
     targets = [{"repo": line} for line in fetched.stdout.splitlines()]
