@@ -155,6 +155,18 @@ class Place:
     def work(self, **changes: Any) -> str:
         return attempt.run(RUN, replace(self.station, **changes))
 
+    def dies_at(self, reply: int) -> None:
+        """An attempt whose worker dies as it asks for the reply after so many; whoever comes next lives."""
+
+        def dies(task: Task, request: ModelRequest) -> None:
+            if len(self.asked) == reply:
+                raise Died
+
+        self.before = dies
+        with pytest.raises(Died):
+            self.work()
+        self.before = lambda task, request: None
+
     def journal(self, run: str = RUN) -> Journal:
         return Journal(self.archive, run)
 
@@ -374,14 +386,7 @@ def test_a_reply_that_was_lost_with_its_worker_is_counted(
     """Once, at the takeover, by what it can have cost at most."""
     place.submit(model="openai/simulated")
 
-    def dies(task: Task, request: ModelRequest) -> None:
-        if len(place.asked) == 3:
-            raise Died
-
-    place.before = dies
-    with pytest.raises(Died):
-        place.work()
-    place.before = lambda task, request: None
+    place.dies_at(reply=3)
     get, troubles = place.archive.get, [StoreFault("away")] if away else []
 
     def gets(key: str, **bounds: Any) -> bytes:
@@ -521,14 +526,7 @@ def test_a_delegate_whose_journal_is_damaged_is_an_observation(place: Place) -> 
     """It is not begun anew under the same name, and its run does not end for it."""
     place.submit(SCRIPT.replace("expect: It is in a[.]txt", "expect: no delegate"))
 
-    def dies(task: Task, request: ModelRequest) -> None:
-        if len(place.asked) == 3:
-            raise Died
-
-    place.before = dies
-    with pytest.raises(Died):
-        place.work()
-    place.before = lambda task, request: None
+    place.dies_at(reply=3)
     place.archive.overwrite(keys.segment(CHILD, 1), b"{}\n")
     assert place.work() == "sealed"
     assert keys.segment(CHILD, 1) in place.answer().output
@@ -721,14 +719,7 @@ def test_a_delegate_that_outlived_a_worker_comes_again_in_a_replay(place: Place)
     """The reply that was lost is in the record, and nothing else of it."""
     place.submit(model="openai/simulated")
 
-    def dies(task: Task, request: ModelRequest) -> None:
-        if len(place.asked) == 3:
-            raise Died
-
-    place.before = dies
-    with pytest.raises(Died):
-        place.work()
-    place.before = lambda task, request: None
+    place.dies_at(reply=3)
     place.work()
     assert replayed(place).diverged is None
 
