@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from scheduler.manifest import Manifest
 from worker.contract.errors import ConflictFault
 from worker.contract.events import canonical, digest
-from worker.contract.task import Repo, Task
+from worker.contract.task import Repo, Task, version_of
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.journal import Journal
@@ -57,29 +57,33 @@ def freeze(
     ]
     asked = {**manifest.model_dump(mode="json", exclude={"targets"}), "script": script, "key": key}
     name = f"{manifest.name}-{digest(canonical([asked, frozen]))[:ID_DIGITS]}"
+    asked_of_all = {
+        "prompt": manifest.task.prompt,
+        "commands": manifest.task.commands,
+        "model": manifest.task.model,
+        "script": script,
+        "checks": manifest.checks,
+        "limits": manifest.limits,
+        "policy": manifest.policy,
+        "on_ask": manifest.on_ask,
+        "tools": manifest.tools,
+        "fallbacks": manifest.task.fallbacks,
+        "without_tools": manifest.task.without_tools,
+        "budget": manifest.budget,
+        "labels": manifest.labels,
+    }
     tasks = []
     for target, (repo, entry) in zip(_target_ids(repos), zip(repos, frozen, strict=True), strict=True):
         tasks.append(
             Task(
-                v=2 if manifest.tools or manifest.task.fallbacks or manifest.budget else 1,
+                v=version_of(asked_of_all),
                 run=run_id(name, repo, target),
                 batch=name,
                 target=target,
                 lane=lane,
                 repo=repo,
                 environment=manifest.environment.model_copy(update={"image": entry["image"]}),
-                prompt=manifest.task.prompt,
-                commands=manifest.task.commands,
-                model=manifest.task.model,
-                script=script,
-                checks=manifest.checks,
-                limits=manifest.limits,
-                policy=manifest.policy,
-                on_ask=manifest.on_ask,
-                tools=manifest.tools,
-                fallbacks=manifest.task.fallbacks,
-                without_tools=manifest.task.without_tools,
-                budget=manifest.budget,
+                **asked_of_all,
             )
         )
     return Batch(name, text.encode(), targets_json(name, tasks, text.encode()), tuple(tasks))

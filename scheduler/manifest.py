@@ -63,6 +63,10 @@ COMMAND_LINE: Final = "command line"
 """Name of a manifest that was made of options: its lines and columns mean nothing to anybody."""
 
 
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=/-]{0,62}$")]
+"""A word that runs are selected by, such as `team=web`."""
+
+
 class Target(Frozen):
     """One repository. repo: URL or local path. image: overrides environment.image."""
 
@@ -148,6 +152,7 @@ class Manifest(Frozen):
     on_ask: OnAsk = "park"
     tools: OwnTools = later(())
     budget: Budget | None = later(None)
+    labels: Annotated[tuple[Label, ...], Field(max_length=20)] = later(())
 
     @field_validator("checks")
     @classmethod

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-TASK_VERSION: Final = 2
-"""2 added `tools`, `fallbacks` and `budget`; a task without any is still written as 1."""
+TASK_VERSION: Final = 3
+ADDED: Final[dict[int, frozenset[str]]] = {
+    2: frozenset({"tools", "fallbacks", "budget"}),
+    3: frozenset({"labels"}),
+}
+"""The fields that a version of the task added. One without any is still written as the version before, so that an
+older worker can read it."""
 
 TOOL_NAMES: Final = frozenset(
     {
@@ -103,6 +108,11 @@ def beyond(limits: Limits) -> Iterator[tuple[str, float]]:
         most = SECONDS_MAX if name.endswith("_s") else USD_MAX if name.endswith("_usd") else COUNT_MAX
         if value is not None and value > most:
             yield name, most
+
+
+def version_of(fields: Mapping[str, Any]) -> int:
+    """The lowest version of a task that has all of these fields, an empty one left aside."""
+    return max((version for version, added in ADDED.items() if any(fields.get(name) for name in added)), default=1)
 
 
 class Repo(Frozen):
@@ -279,10 +289,11 @@ class Task(Frozen):
     that the model is not offered. fork: where it begins, None for the start commit. policy: rules over calls, the
     first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
     tools: the task's own, beside ours. fallbacks: models that answer where the first cannot be had, in this order.
-    budget: of the whole batch, the same in each of its tasks; None for no bound.
+    budget: of the whole batch, the same in each of its tasks; None for no bound. labels: words of the manifest that
+    people select runs by.
     """
 
-    v: Literal[1, 2] = 1
+    v: Literal[1, 2, 3] = 1
     run: str
     batch: str
     target: str
@@ -303,6 +314,7 @@ class Task(Frozen):
     tools: OwnTools = later(())
     fallbacks: tuple[str, ...] = later(())
     budget: Budget | None = later(None)
+    labels: tuple[str, ...] = later(())
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:
