@@ -1,0 +1,82 @@
+"""Owns the nouns that events carry: what a call, a snapshot, a check and a patch came to. Refuses to be an event."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from worker.contract.task import Frozen
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256, 64 lower-case hex digits."""
+
+ObservationStatus = Literal["ok", "error", "timeout", "oom", "denied", "interrupted"]
+
+
+class SnapshotRef(Frozen):
+    """The workspace after a committed call.
+
+    listing: digest of the whole listing. tree: digest of the work tree without .git, caches and ignored
+    files. object: digest of the stored archive of changes, None when nothing changed. level: 0 for a full
+    one, else the number of changes on top of the last full one. bytes: size of the object.
+    """
+
+    listing: Digest
+    tree: Digest
+    object: Digest | None = None
+    level: int = 0
+    bytes: int = 0
+
+
+class Observation(Frozen):
+    """What the model is told of a call. output is masked text, cut to the shown cap; blob holds the kept bytes.
+
+    total_bytes: what the command wrote in all; kept_bytes: what the blob holds.
+    """
+
+    call_id: str
+    tool: str
+    status: ObservationStatus
+    exit_code: int | None = None
+    output: str = ""
+    blob: Digest | None = None
+    total_bytes: int = 0
+    kept_bytes: int = 0
+    duration_ms: int = 0
+
+
+class CheckResult(Frozen):
+    """One check in one room. status: green, red, timeout, oom, not_found (exit code 127 or 126)."""
+
+    name: str
+    status: Literal["green", "red", "timeout", "oom", "not_found"]
+    exit_code: int | None = None
+    duration_ms: int = 0
+    blob: Digest | None = None
+    tail: str = ""
+
+
+class PatchStat(Frozen):
+    """files: path -> (lines added, lines removed), None for binary. left_out: path -> why it is not inside."""
+
+    digest: Digest | None = None
+    bytes: int = 0
+    files: dict[str, tuple[int, int] | None] = {}
+    left_out: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+class PlanItem(Frozen):
+    """One line of the agent's plan."""
+
+    text: str
+    status: Literal["todo", "doing", "done"] = "todo"
+
+
+class Instruction(Frozen):
+    """A file in which the repository speaks to agents. path: below the repository; text: masked, cut where all of
+    them together are too long."""
+
+    path: str
+    text: str
