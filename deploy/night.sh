@@ -10,7 +10,7 @@ install_venv runtime
 night=${DAWN_NIGHT_DIR:-$(mktemp -d -t dawn-night-XXXXXX)}
 export DAWN_STATE_DIR=$night/state DAWN_ARCHIVE=file://$night/archive
 say "sdists, archive and report lie in $night"
-export DAWN_STORE_IMAGES=${DAWN_STORE_IMAGES:-false}   # one machine: fifteen images of 300 MB need not travel
+export DAWN_STORE_IMAGES=${DAWN_STORE_IMAGES:-false}   # one machine: images of 300 MB each need not travel
 mapfile -t sdists < <("$venv/bin/python" "$root/deploy/night/fetch.py" "$night/sdists" "$@")
 
 manifest=$night/night.yaml
