@@ -17,7 +17,8 @@ from scheduler import control, targets
 from scheduler.budget import Gate
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
-from scheduler.manifest import Loaded, Manifest, ManifestFault
+from scheduler.manifest import Manifest
+from scheduler.reading import Loaded, ManifestFault
 from scheduler.runs import Found, find
 from scheduler.stack import Stack, connected
 from worker.contract.errors import ExitCode, HintsFault, InvalidFault, StoreFault

@@ -1,31 +1,17 @@
-"""Owns the manifest: what a user asks of many repositories, version 1. Refuses to look at the repositories.
-
-Every mistake is reported at once, each with file, line and column.
+"""Owns the nouns of a manifest: what a user asks of many repositories, version 1. Refuses to read files and to look
+at the repositories.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.pattern import searchable
-from worker.contract.places import Document, Problem, read
 from worker.contract.task import (
     TOOL_NAMES,
     Budget,
@@ -34,34 +20,14 @@ from worker.contract.task import (
     Frozen,
     Limits,
     OnAsk,
-    OwnTool,
     OwnTools,
     PolicyRule,
     Repo,
-    beyond,
     later,
 )
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
-
-WORDS: Final = {
-    "missing": "is required",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a mapping",
-    "model_type": "must be a mapping",
-    "string_type": "must be text (put a number in quotes)",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-}
-"""What pydantic's kinds of errors say of a document."""
-
-COMMAND_LINE: Final = "command line"
-"""Name of a manifest that was made of options: its lines and columns mean nothing to anybody."""
-
 
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=/-]{0,62}$")]
 """A word that runs are selected by, such as `team=web`."""
@@ -81,7 +47,7 @@ class Target(Frozen):
         try:
             Repo(url="-", path=path)
         except ValidationError as error:
-            raise ValueError(_message(error.errors()[0])) from None
+            raise ValueError(str(error.errors()[0]["ctx"]["error"])) from None
         return path
 
 
@@ -164,39 +130,6 @@ class Manifest(Frozen):
         return checks
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A valid manifest. text: the file as written. folder: what relative paths are relative to.
-
-    script: text of the script when the model is scripted. document: where each value stands.
-    """
-
-    manifest: Manifest
-    text: str
-    name: str
-    folder: Path
-    script: str | None
-    document: Document
-
-
-class ManifestFault(InvalidFault):
-    """problems: every mistake, in the order of the file; `lines` renders them for a terminal."""
-
-    def __init__(self, name: str, problems: list[Problem], *, hint: str = "") -> None:
-        count = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
-        super().__init__(f"{name} has {count}", hint=hint)
-        self.name = name
-        self.problems = tuple(sorted(problems, key=lambda problem: (problem.line, problem.column)))
-
-    def lines(self) -> list[str]:
-        """`file:line:col path message`, one each; without place when it was written on the command line."""
-        return [
-            ("" if self.name == COMMAND_LINE else f"{self.name}:{problem.line}:{problem.column} ")
-            + f"{problem.where or '(document)'} {problem.message}"
-            for problem in self.problems
-        ]
-
-
 def named_checks(value: Any) -> Any:
     """Give each check written as a plain string its name: `name=command`, or the command's own words."""
     if not isinstance(value, (list, tuple)):
@@ -204,117 +137,8 @@ def named_checks(value: Any) -> Any:
     return [_named(check) if isinstance(check, str) else check for check in value]
 
 
-def load(path: Path, defaults: Limits, tools: Sequence[OwnTool] = ()) -> Loaded:
-    """Read and validate a manifest file. Raises ManifestFault with every mistake, InvalidFault when unreadable."""
-    return parse(_text(path, "a manifest"), str(path), path.resolve().parent, defaults, tools)
-
-
-def load_tools(path: Path | None) -> tuple[OwnTool, ...]:
-    """The deployment's tools: a YAML list, as `tools` of a manifest. Raises like load."""
-    if path is None:
-        return ()
-    document = read(_text(path, "a list of tools"))
-    problems = list(document.problems)
-    try:
-        tools = TypeAdapter(OwnTools).validate_python(document.data)
-    except ValidationError as error:
-        problems += [_problem(document, details, known=OwnTool) for details in error.errors()]
-    if problems:
-        raise ManifestFault(str(path), problems)
-    return tools
-
-
-def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[OwnTool] = ()) -> Loaded:
-    """Validate a manifest's text; limits it does not give come from defaults, and tools are beside its own. Raises
-    ManifestFault."""
-    document = read(text)
-    problems = list(document.problems)
-    manifest: Manifest | None = None
-    if not isinstance(document.data, dict):
-        if not problems:
-            problems.append(document.problem((), "must be a mapping with version, name, targets and task"))
-    else:
-        try:
-            manifest = Manifest.model_validate(_with_limits(_with_tools(document.data, tools), defaults))
-        except ValidationError as error:
-            problems += [_problem(document, details) for details in error.errors()]
-    if manifest is not None:
-        told = ((("limits", name), f"must be at most {most:.0f}") for name, most in beyond(manifest.limits))
-        problems += [document.problem(path, message) for path, message in told]
-    script: str | None = None
-    if isinstance(document.data, dict) and isinstance(document.data.get("task"), dict):
-        model = document.data["task"].get("model", "none")
-        if isinstance(model, str):
-            try:
-                script = script_of(model, folder)
-            except InvalidFault as fault:
-                problems.append(document.problem(("task", "model"), str(fault)))
-    if problems or manifest is None:
-        raise ManifestFault(name, problems)
-    return Loaded(manifest, text, name, folder, script, document)
-
-
-def script_of(model: str, folder: Path) -> str | None:
-    """The text of `scripted:FILE` (relative to folder), None for every other model.
-
-    Raises InvalidFault when the model's name has no known form, or its script is missing or does not parse.
-    """
-    from worker.contract.script import parse_script
-
-    name = parse_model_name(model)
-    if name.provider != "scripted":
-        return None
-    path = folder / name.name
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise InvalidFault(f"cannot read the script {name.name}: {error}") from error
-    parse_script(text, name.name)
-    return text
-
-
 def _named(check: str) -> dict[str, str]:
     match = CHECK_NAME.match(check)
     if match:
         return {"name": match["name"], "command": match["command"]}
     return {"name": " ".join(check.split())[:60] or "check", "command": check}
-
-
-def _with_limits(data: Mapping[str, Any], defaults: Limits) -> dict[str, Any]:
-    given = data.get("limits", {})
-    limits = {**defaults.model_dump(), **given} if isinstance(given, dict) else given
-    return {**data, "limits": limits}
-
-
-def _with_tools(data: Mapping[str, Any], tools: Sequence[OwnTool]) -> dict[str, Any]:
-    """The manifest's own first, so that a complaint about one finds its place."""
-    given = data.get("tools", [])
-    return {**data, "tools": [*given, *tools] if isinstance(given, list) else given}
-
-
-def _text(path: Path, what: str) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise InvalidFault(f"cannot read {path}: {error}", hint=f"name {what} in YAML, UTF-8") from error
-
-
-def _message(details: Mapping[str, Any]) -> str:
-    """In the words of YAML, not of Python."""
-    said = str(details["msg"]).removeprefix("Value error, ")
-    return WORDS.get(details["type"]) or re.sub(r"^(Input|String|Tuple|List|Value) should ", "must ", said)
-
-
-def _problem(document: Document, details: Mapping[str, Any], known: type[Frozen] | None = None) -> Problem:
-    """known: whose keys may stand where an unknown one stands, None to find out by the path of a manifest."""
-    path = tuple(part for part in details["loc"])
-    if details["type"] != "extra_forbidden":
-        return document.problem(path, _message(details))
-    parts: dict[str | int, type[Frozen]] = {
-        "targets": Target, "task": Work, "environment": Environment, "checks": Check, "limits": Limits,
-        "policy": PolicyRule, "tools": OwnTool, "budget": Budget,
-    }  # fmt: skip
-    keys = list((known or (parts[path[0]] if len(path) > 1 else Manifest)).model_fields)
-    near = difflib.get_close_matches(str(path[-1]), keys, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(keys)}"
-    return document.problem(path, f"unknown key; {hint}", at_key=True)

@@ -23,7 +23,7 @@ from scheduler.cli import checkup
 from scheduler.cli.main import run as dawn
 from scheduler.cli.terminal import plain
 from scheduler.enqueue import runs_of
-from scheduler.manifest import parse
+from scheduler.reading import parse
 from worker.contract.errors import ExitCode
 from worker.contract.events import (
     CheckResult,

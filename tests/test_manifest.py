@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from scheduler.manifest import Loaded, ManifestFault, parse
-from worker.contract.task import Limits
+from scheduler.complaints import complaint
+from scheduler.reading import Loaded, ManifestFault, parse
+from worker.contract.places import read
+from worker.contract.task import Frozen, Limits
 
 GOOD = """\
 version: 1
@@ -89,6 +92,40 @@ def test_a_key_of_another_version_is_refused() -> None:
     """Nothing is silently ignored, and the known keys are listed."""
     [line] = problems(GOOD + "zzz: 1\n")
     assert line.startswith("fleet.yaml:17:1 zzz unknown key; known here: version, name, targets")
+
+
+def test_the_known_keys_come_from_the_models_at_any_depth() -> None:
+    """A field that is added to a model is suggested from then on, also below lists, mappings and alternatives."""
+
+    class Leaf(Frozen):
+        colour: str = ""
+
+    class Fruit(Frozen):
+        seeds: int = 0
+
+    class Branch(Frozen):
+        leaves: tuple[Leaf, ...] = ()
+        named: dict[str, Leaf] = {}
+        either: Leaf | Fruit | None = None
+
+    class Tree(Frozen):
+        branch: Branch | None = None
+
+    def told(text: str) -> list[str]:
+        document = read(text)
+        with pytest.raises(ValidationError) as caught:
+            Tree.model_validate(document.data)
+        found = (complaint(document, details, Tree) for details in caught.value.errors())
+        return [f"{problem.line}:{problem.column} {problem.where} {problem.message}" for problem in found]
+
+    unknown = "unknown key; did you mean"
+    assert told("branch:\n  leavs: []") == [f"2:3 branch.leavs {unknown} 'leaves'?"]
+    assert told("branch:\n  leaves:\n  - color: red") == [f"3:5 branch.leaves[0].color {unknown} 'colour'?"]
+    assert told("branch:\n  named:\n    a: {color: red}") == [f"3:9 branch.named.a.color {unknown} 'colour'?"]
+    assert told("branch:\n  either: {sees: 1}") == [
+        "2:12 branch.either.sees unknown key; known here: colour",
+        f"2:12 branch.either.sees {unknown} 'seeds'?",
+    ]
 
 
 def test_every_duplicate_key_is_refused_with_both_lines() -> None:

@@ -67,7 +67,7 @@ def run(
 
     from scheduler.cli import edge
     from scheduler.launch import batch_of
-    from scheduler.manifest import COMMAND_LINE, load_tools, parse
+    from scheduler.reading import COMMAND_LINE, load_tools, parse
 
     where = edge.settings()
     target: dict[str, Any] = {"repo": repo, "path": path, **({} if ref is None else {"ref": ref})}
@@ -108,7 +108,7 @@ def submit(
 
     from scheduler.cli import edge
     from scheduler.launch import batch_of
-    from scheduler.manifest import load, load_tools
+    from scheduler.reading import load, load_tools
 
     where = edge.settings()
     loaded = load(Path(file), where.limits, load_tools(where.tools))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from scheduler import manifest
+from scheduler import reading
 from scheduler.runs import View
 from worker.contract.task import Limits
 from worker.store.archive import Archive
@@ -24,9 +24,9 @@ FORETOLD: Final = {
 """Manifest -> outcome, verdict (None: not looked at), failure."""
 
 
-def load(name: str, defaults: Limits) -> manifest.Loaded:
+def load(name: str, defaults: Limits) -> reading.Loaded:
     """A manifest of the demonstration."""
-    return manifest.load(FOLDER / f"{name}.yaml", defaults)
+    return reading.load(FOLDER / f"{name}.yaml", defaults)
 
 
 def diff(archive: Archive, view: View) -> str:
