@@ -6,22 +6,12 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from scheduler.harmless import plain as plain
 from worker.contract.errors import Fault
 from worker.contract.redact import without_passwords
-
-_INVISIBLE = ("Cc", "Cs", "Co", "Cn")
-_DIRECTING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
-"""Marks that turn the direction of text or break lines: a name must not be able to look like another one."""
-
-
-def plain(text: str, *, lines: bool = False) -> str:
-    """The text with every control and direction character written out (`\\x1b`); lines keeps newlines and tabs."""
-    kept = "\n\t" if lines else ""
-    return "".join(letter if letter in kept or _harmless(letter) else _written(letter) for letter in text)
 
 
 def say(text: str) -> None:
@@ -82,12 +72,3 @@ def emit_summary(pairs: Iterable[tuple[str, str]]) -> None:
         first, *rest = plain(text, lines=True).split("\n")
         sys.stdout.write(f"{heading:<11} {first}\n")
         sys.stdout.writelines(f"{'':<11} {line}\n" for line in rest)
-
-
-def _harmless(letter: str) -> bool:
-    return letter not in _DIRECTING and unicodedata.category(letter) not in _INVISIBLE
-
-
-def _written(letter: str) -> str:
-    code = ord(letter)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,38 @@
+"""Owns how text of strangers is made harmless to read: repositories and models write names, output and errors.
+Refuses to let a control byte or a mark of direction through, and to quote: whoever writes a format does.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any, Final
+
+_INVISIBLE: Final = ("Cc", "Cs", "Co", "Cn")
+_DIRECTING: Final = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
+"""Marks that turn the direction of text or break lines: a name must not be able to look like another one."""
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """The text with every control and direction character written out (`\\x1b`); lines keeps newlines and tabs."""
+    kept = "\n\t" if lines else ""
+    return "".join(letter if letter in kept or _harmless(letter) else _written(letter) for letter in text)
+
+
+def nested(value: Any) -> Any:
+    """JSON values with every text in them plain, its lines kept."""
+    if isinstance(value, str):
+        return plain(value, lines=True)
+    if isinstance(value, dict):
+        return {nested(key): nested(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [nested(item) for item in value]
+    return value
+
+
+def _harmless(letter: str) -> bool:
+    return letter not in _DIRECTING and unicodedata.category(letter) not in _INVISIBLE
+
+
+def _written(letter: str) -> str:
+    code = ord(letter)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
