@@ -10,7 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
+
+from worker.contract.frozen import Frozen as Frozen
+from worker.contract.frozen import later as later
 
 TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
@@ -28,18 +31,6 @@ TOOL_NAMES: Final = frozenset(
 )
 """Of our own tools (worker/tools/toolset.py)."""
 SCHEMA_CHARS_MAX: Final = 32 * 2**10
-
-
-class Frozen(BaseModel):
-    """Every stored noun: immutable, unknown fields refused (a newer writer must bump the version)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def later(default: Any) -> Any:
-    """A field that an earlier version did not have: written only where it says something, so that what was written
-    then stays the same bytes."""
-    return Field(default=default, exclude_if=lambda value: value == default)
 
 
 Seconds = Annotated[float, Field(gt=0)]
