@@ -40,7 +40,7 @@ def row(view: View, budgets: Budgets = NONE) -> dict[str, Any]:
         "outcome": sealed.outcome if sealed else None,
         "verdict": sealed.verdict if sealed else None,
         "failure": str(sealed.failure) if sealed and sealed.failure else None,
-        "detail": _detail(view, budgets),
+        "detail": detail(view, budgets),
         "unread": [one.kind for one in (*view.mail.control, *view.mail.inbox) if one.kind != "closed"],
         "waiting": run.waiting.waiting if run.waiting else None,
         "waiting_since": run.updated_at if run.waiting else None,
@@ -64,10 +64,10 @@ def cells(view: View, budgets: Budgets = NONE) -> tuple[str, ...]:
     task, run = view.task, view.run
     verdict = (run.sealed.verdict if run.sealed else None) or "-"
     spent = str(run.steps), duration(run.working_s), run.cost_text
-    return task.run, task.target, view.state, verdict, *spent, _brief(_detail(view, budgets))
+    return task.run, task.target, view.state, verdict, *spent, brief(detail(view, budgets))
 
 
-def _brief(text: str) -> str:
+def brief(text: str) -> str:
     """For a cell: the first line, and not all of a long one; `dawn show` has the rest."""
     line, _, rest = text.strip().partition("\n")
     if len(line) > DETAIL_CHARS:
@@ -158,14 +158,14 @@ def _waits(view: View, budgets: Budgets) -> list[tuple[str, str]]:
     if run.sealed is not None or (waiting is None and _held(view, budgets) is None):
         return []
     until = f", until {waiting.until}" if waiting and waiting.until else ""
-    text = [f"{_waits_for(view, budgets)}, since {run.updated_at}{until}"]
+    text = [f"{waits_for(view, budgets)}, since {run.updated_at}{until}"]
     if asked is not None:
         text += [f"{call.name} {call.arguments}" for call in run.pending if call.id == asked.call_id]
         text.append(f"call {asked.call_id}, binding {asked.binding}")
     return [("waits", "\n".join(text))]
 
 
-def _waits_for(view: View, budgets: Budgets) -> str:
+def waits_for(view: View, budgets: Budgets) -> str:
     """Empty for a run that waits for nothing."""
     waiting = view.run.waiting
     if (made := view.decision) is not None:
@@ -205,10 +205,10 @@ def _ended(run: Run) -> str:
     return f"{sealed.outcome}/{sealed.verdict}" if sealed.verdict and not sealed.failure else sealed.outcome
 
 
-def _detail(view: View, budgets: Budgets) -> str:
+def detail(view: View, budgets: Budgets) -> str:
     run, sealed = view.run, view.run.sealed
     if sealed is None:
-        return _waits_for(view, budgets) or (f"not before {run.not_before}" if run.not_before else "")
+        return waits_for(view, budgets) or (f"not before {run.not_before}" if run.not_before else "")
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()
     if sealed.detail:
