@@ -52,7 +52,10 @@ REPLY = e.Reply(
     model="anthropic/x",
     native=[{"type": "thinking", "signature": "QUJD+/==", "n": 1.5, "none": None}],
 )
-CHECK = e.CheckResult(name="tests", status="red", exit_code=1, duration_ms=20, blob=SHA[1], tail="1 failed")
+REPORTED = e.Reported(passed=3, failed=1, skipped=2, notes=("a.xml: cut",))
+CHECK = e.CheckResult(
+    name="tests", status="red", exit_code=1, duration_ms=20, blob=SHA[1], tail="1 failed", reported=REPORTED
+)
 INSTRUCTION = e.Instruction(path="packages/cart/AGENTS.md", text="Use tabs.\n")
 FAILURE = e.Failure(cls="limit", reason="steps", detail="7 steps")
 SNAPSHOT = e.SnapshotRef(listing=SHA[2], tree=SHA[3], object=SHA[4], level=1, bytes=512)
@@ -98,7 +101,7 @@ EVENTS: Final[list[e.Event]] = [
     e.Yielded(why="infra", failure=e.Failure(cls="infra", reason="engine"), not_before=AT),
     e.Unrecorded(cost_microusd=12, tokens=34, detail="answer lost"),
     e.Compacted(through=1, summary="so far", usage=USAGE, cost_microusd=None, price_source="genai-prices"),
-    e.FedBack(text="still red", checks=(CHECK,)),
+    e.FedBack(text="still red", checks=(CHECK,), guards=("3 files",)),
     e.Finished(text="gave up", failure=FAILURE),
     e.Verdict(
         verdict="still_failing",
@@ -112,6 +115,9 @@ EVENTS: Final[list[e.Event]] = [
             notes=("stash",),
         ),
         duration_ms=70,
+        tests=(e.Compared(check="tests", counts={"fixed": 1, "passing": 2}, named={"fixed": ("cart::price",)}),),
+        matrix=SHA[3],
+        guards=("3 files",),
     ),
     e.Sealed(
         outcome="failed",
@@ -120,6 +126,7 @@ EVENTS: Final[list[e.Event]] = [
         artifacts={"patch.diff": SHA[2]},
         detail="limit",
         damaged=14,
+        contradictions=(e.Contradiction(claim="All tests pass.", evidence="the check tests is red"),),
     ),
 ]
 
@@ -141,7 +148,7 @@ OBJECTS: Final[dict[str, Frozen]] = {
         notes=("shallow",),
         instructions=(INSTRUCTION,),
     ),
-    "baseline.json": Baseline(checks=(CHECK,)),
+    "baseline.json": Baseline(checks=(CHECK,), tests={"tests": {"cart::price": "failed"}}),
     "inbox.json": Message(n=0, kind="message", by="me", at=AT, text="hurry"),
     "decision.json": Decision(call="c2", binding=SHA[1], decision="answered", by="boss", at=AT, reason="main"),
 }

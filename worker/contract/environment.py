@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from worker.contract.events import CheckResult, Digest, Instruction
-from worker.contract.task import Frozen, later
+from worker.contract.frozen import Frozen, later
+from worker.contract.results import Colour
 
 ENVIRONMENT_VERSION: Final = 2
 """2 added `instructions`."""
-BASELINE_VERSION: Final = 1
+BASELINE_VERSION: Final = 2
+"""2 added `tests`."""
 
 
 class PreparedEnvironment(Frozen):
@@ -43,8 +45,9 @@ class PreparedEnvironment(Frozen):
 class Baseline(Frozen):
     """`environments/<key>/baselines/<digest of checks and limits>.json`: the checks on the untouched start commit.
 
-    Blobs of the results lie beside env.json.
+    Blobs of the results lie beside env.json. tests: of each check that wrote a report, test -> how it ended.
     """
 
-    v: Literal[1] = BASELINE_VERSION
+    v: Literal[1, 2] = BASELINE_VERSION
     checks: tuple[CheckResult, ...]
+    tests: dict[str, dict[str, Colour]] = later({})

@@ -18,18 +18,22 @@ from worker.contract.reply import Reply as Reply
 from worker.contract.reply import ToolCall as ToolCall
 from worker.contract.reply import Usage as Usage
 from worker.contract.results import CheckResult as CheckResult
+from worker.contract.results import Compared as Compared
+from worker.contract.results import Contradiction as Contradiction
 from worker.contract.results import Digest as Digest
 from worker.contract.results import Instruction as Instruction
 from worker.contract.results import Observation as Observation
 from worker.contract.results import ObservationStatus as ObservationStatus
 from worker.contract.results import PatchStat as PatchStat
 from worker.contract.results import PlanItem as PlanItem
+from worker.contract.results import Reported as Reported
 from worker.contract.results import SnapshotRef as SnapshotRef
 from worker.contract.task import Frozen, later
 
-JOURNAL_VERSION: Final = 3
+JOURNAL_VERSION: Final = 4
 """2 added `instructions` to `prepared` and `price_source` to `compacted`; 3 added `delegated`,
-`paced` to `parked` and `waited_ms` to every line."""
+`paced` to `parked` and `waited_ms` to every line; 4 added what JUnit XML tells to checks and `verdict`, `guards` to
+`verdict` and `fed_back`, and `contradictions` to `sealed`."""
 
 
 def _with_zone(text: str) -> str:
@@ -226,11 +230,13 @@ class Compacted(Frozen):
 
 
 class FedBack(Frozen):
-    """The model has the turn again: red checks are shown to it, or, without any, words that came as it finished."""
+    """The model has the turn again: red checks are shown to it and the guards that its patch hit, or, without any,
+    words that came as it finished."""
 
     type: Literal["fed_back"] = "fed_back"
     text: str
     checks: tuple[CheckResult, ...] = ()
+    guards: tuple[str, ...] = later(())
 
 
 class Finished(Frozen):
@@ -242,7 +248,11 @@ class Finished(Frozen):
 
 
 class Verdict(Frozen):
-    """What the clean room measured. verdict is None when nothing was to be measured (cancelled)."""
+    """What the clean room measured. verdict is None when nothing was to be measured (cancelled).
+
+    tests: one a check whose reports could be compared; matrix: digest of a blob with every test of them. guards: what
+    the patch does that the task forbids, one line each.
+    """
 
     type: Literal["verdict"] = "verdict"
     verdict: VerdictName | None
@@ -250,6 +260,9 @@ class Verdict(Frozen):
     baseline: tuple[CheckResult, ...] = ()
     patch: PatchStat = PatchStat()
     duration_ms: int = 0
+    tests: tuple[Compared, ...] = later(())
+    matrix: Digest | None = later(None)
+    guards: tuple[str, ...] = later(())
 
 
 class Sealed(Frozen):
@@ -257,6 +270,7 @@ class Sealed(Frozen):
 
     damaged: number of the first segment that cannot be read, None for a sound journal. Such a seal follows the last
     sound line in the chain and the last segment in number: what lies between is neither read nor hidden.
+    contradictions: of the agent's last words with what was measured (see claims.py).
     """
 
     type: Literal["sealed"] = "sealed"
@@ -266,6 +280,7 @@ class Sealed(Frozen):
     artifacts: dict[str, Digest] = {}
     detail: str = ""
     damaged: int | None = None
+    contradictions: tuple[Contradiction, ...] = later(())
 
 
 Event = Annotated[
@@ -301,7 +316,7 @@ class Record(Frozen):
     was no working time.
     """
 
-    v: Literal[1, 2, 3] = JOURNAL_VERSION
+    v: Literal[1, 2, 3, 4] = JOURNAL_VERSION
     run: str
     seq: int
     at: Moment

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from worker.contract.task import Frozen
+from worker.contract.frozen import Frozen, later
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, 64 lower-case hex digits."""
 
 ObservationStatus = Literal["ok", "error", "timeout", "oom", "denied", "interrupted"]
+
+Colour = Literal["passed", "failed", "skipped"]
+"""How one test of a report ended; an error is a failure."""
+
+Kind = Literal[
+    "fixed", "broke", "flaky", "still_failing", "new_failing", "new_passing", "removed", "skipped_now", "passing",
+    "skipped",
+]  # fmt: skip
+"""What became of one test between the start commit and the patch (see matrix.py)."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class SnapshotRef(Frozen):
@@ -46,8 +56,18 @@ class Observation(Frozen):
     duration_ms: int = 0
 
 
+class Reported(Frozen):
+    """The tests that a check's JUnit XML tells of. notes: what of it could not be read, one line each."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    notes: tuple[str, ...] = ()
+
+
 class CheckResult(Frozen):
-    """One check in one room. status: green, red, timeout, oom, not_found (exit code 127 or 126)."""
+    """One check in one room. status: green, red, timeout, oom, not_found (exit code 127 or 126). reported: None where
+    no report was asked for, or none was written."""
 
     name: str
     status: Literal["green", "red", "timeout", "oom", "not_found"]
@@ -55,6 +75,23 @@ class CheckResult(Frozen):
     duration_ms: int = 0
     blob: Digest | None = None
     tail: str = ""
+    reported: Reported | None = later(None)
+
+
+class Compared(Frozen):
+    """The tests of one check against its baseline. counts: of those kinds that there are. named: the first tests of
+    each kind that people want named."""
+
+    check: str
+    counts: dict[Kind, int]
+    named: dict[Kind, tuple[str, ...]] = {}
+
+
+class Contradiction(Frozen):
+    """Something the agent's last words say, and what was measured instead: one line each."""
+
+    claim: str
+    evidence: str
 
 
 class PatchStat(Frozen):

@@ -95,10 +95,12 @@ def named(run: str, environment: str, event: Event) -> Iterator[tuple[str, str]]
             yield from of_snapshot(snapshot)
         case FedBack(checks=checks):
             yield from ((keys.blob(run, name), name) for name in of_checks(checks))
-        case Verdict(checks=checks, baseline=baseline, patch=patch):
+        case Verdict(checks=checks, baseline=baseline, patch=patch, matrix=matrix):
             yield from ((keys.blob(run, name), name) for name in of_checks(checks))
             if patch.digest is not None:
                 yield keys.blob(run, patch.digest), patch.digest
+            if matrix is not None:
+                yield keys.blob(run, matrix), matrix
             yield from ((keys.environment_blob(environment, name), name) for name in of_checks(baseline))
         case Sealed(artifacts=artifacts):
             yield from ((keys.blob(run, name), name) for name in artifacts.values())
