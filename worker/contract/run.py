@@ -62,6 +62,7 @@ class Run(Frozen):
     working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
     and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
     batch_budget_microusd: what a person last allowed the batch, None for what its task says.
+    unrecorded_microusd: the part of the cost that was counted for replies which nobody kept.
     unheard: a message was read after the model had finished, and the model had no turn since.
 
     A fork carries on its parent's counts: steps, tokens and cost are the conversation's. inherited_steps,
@@ -93,6 +94,7 @@ class Run(Frozen):
     command_steps: int = 0
     usage: Usage = Usage()
     cost_microusd: int = 0
+    unrecorded_microusd: int = 0
     unpriced_replies: int = 0
     failed_commands: tuple[tuple[int, str], ...] = ()
     working_s: float = 0.0
@@ -167,6 +169,7 @@ class Run(Frozen):
         return self._with(
             inherited_steps=self.steps,
             inherited_cost_microusd=self.cost_microusd,
+            unrecorded_microusd=0,
             snapshots_of=self.parent,
             inbox_seen=0,
         )
@@ -221,7 +224,8 @@ class Run(Frozen):
                 infra = self.infra_yields + 1 if event.why == "infra" else self.infra_yields
                 return self._with(status="queued", not_before=event.not_before, barren_claims=0, infra_yields=infra)
             case Unrecorded():
-                return self._spend(Usage(input_tokens=event.tokens), event.cost_microusd)
+                spent = self._spend(Usage(input_tokens=event.tokens), event.cost_microusd)
+                return spent._with(unrecorded_microusd=self.unrecorded_microusd + (event.cost_microusd or 0))
             case Compacted():
                 return self._spend(event.usage, event.cost_microusd)._with(
                     compactions=self.compactions + 1, compactions_in_row=self.compactions_in_row + 1
