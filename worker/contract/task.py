@@ -12,13 +12,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
+from worker.contract.delivery import Deliver
 from worker.contract.frozen import Frozen as Frozen
 from worker.contract.frozen import later as later
 
 TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
     2: frozenset({"tools", "fallbacks", "budget"}),
-    3: frozenset({"labels"}),
+    3: frozenset({"deliver", "labels"}),
 }
 """The fields that a version of the task added. One without any is still written as the version before, so that an
 older worker can read it."""
@@ -281,7 +282,7 @@ class Task(Frozen):
     first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
     tools: the task's own, beside ours. fallbacks: models that answer where the first cannot be had, in this order.
     budget: of the whole batch, the same in each of its tasks; None for no bound. labels: words of the manifest that
-    people select runs by.
+    people select runs by. deliver: what becomes of the patch; None for nothing but keeping it.
     """
 
     v: Literal[1, 2, 3] = 1
@@ -306,6 +307,7 @@ class Task(Frozen):
     fallbacks: tuple[str, ...] = later(())
     budget: Budget | None = later(None)
     labels: tuple[str, ...] = later(())
+    deliver: Deliver | None = later(None)
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:
