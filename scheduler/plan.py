@@ -27,10 +27,18 @@ LOST_AFTER_BARREN_CLAIMS: Final = 3
 
 
 @dataclass(frozen=True)
+class Held:
+    """A run must not be worked on now. skip: it is closed, and does not wait. until: when that ends by itself."""
+
+    why: Literal["budget", "window"]
+    skip: bool = False
+    until: datetime | None = None
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits for it. blocked:
-    what it waits for that no time ends (see Mail.blocks). held: nobody began it, and its batch's budget is used up,
-    so it waits or is skipped.
+    what it waits for that no time ends (see Mail.blocks). held: it must not begin, or not go on, for now.
 
     since: UTC ISO time of submit, the order within a lane. rung_age_s: age of a doorbell that nobody answered yet,
     seconds, None when there is none.
@@ -43,7 +51,7 @@ class Seen:
     leased: bool = False
     cancelled: bool = False
     blocked: Literal["", "person", "paused", "budget"] = ""
-    held: Literal["pause", "stop"] | None = None
+    held: Held | None = None
     barren_claims: int = 0
     not_before: datetime | None = None
     rung_age_s: float | None = None
@@ -71,11 +79,11 @@ class Ring:
 @dataclass(frozen=True)
 class Wait:
     """Nothing to do now, and why: an attempt is alive, a doorbell is not answered yet, its time has not come, no
-    slot is free, Redis was wiped a moment ago, a person must answer, a person paused it, or a
-    budget is used up."""
+    slot is free, Redis was wiped a moment ago, a person must answer, a person paused it, a budget is used up, or its
+    window is closed."""
 
     run: str
-    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused", "budget"]
+    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused", "budget", "window"]
     until: datetime | None = None
 
 
@@ -143,14 +151,14 @@ def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
     if run.orphan and run.barren_claims >= LOST_AFTER_BARREN_CLAIMS:
         detail = f"{run.barren_claims} attempts in a row ended without a step"
         return Close(run.id, "failed", Failure(cls="infra", reason="worker_lost", detail=detail))
-    if run.held == "stop":
-        return Close(run.id, "skipped", detail="budget")
+    if run.held is not None and run.held.skip:
+        return Close(run.id, "skipped", detail=run.held.why)
     if run.blocked:
         return Wait(run.id, run.blocked)
     if run.not_before is not None and now < run.not_before:
         return Wait(run.id, "not_before", run.not_before)
-    if run.held == "pause":
-        return Wait(run.id, "budget")
+    if run.held is not None:
+        return Wait(run.id, run.held.why, run.held.until)
     if run.rung_age_s is not None:
         return Wait(run.id, "doorbell")
     return None

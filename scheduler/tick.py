@@ -18,7 +18,7 @@ import structlog
 
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
-from scheduler.plan import USUAL_CLAIM_S, Close, Pool, Ring, Seen, Slots, plan
+from scheduler.plan import USUAL_CLAIM_S, Close, Held, Pool, Ring, Seen, Slots, plan
 from scheduler.post import Post
 from scheduler.seal import BY, seal
 from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
@@ -222,7 +222,7 @@ class Scheduler:
             leased=name in leased,
             cancelled=mail.cancel is not None,
             blocked=mail.blocks,
-            held=gate.held(cached.task, mail),
+            held=None if (becomes := gate.held(cached.task, mail)) is None else Held("budget", becomes == "stop"),
             barren_claims=run.barren_claims,
             not_before=None if run.not_before is None else datetime.fromisoformat(run.not_before),
             rung_age_s=_rung_age_s(cached, now, name in outstanding),

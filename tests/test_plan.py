@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.plan import SPARE_DOORBELLS, Close, Pool, Ring, Seen, Slots, Wait, plan
+from scheduler.plan import SPARE_DOORBELLS, Close, Held, Pool, Ring, Seen, Slots, Wait, plan
 from worker.contract.events import Failure
 
 NOW = datetime(2026, 11, 30, 2, 0, tzinfo=UTC)
@@ -22,7 +22,7 @@ runs = st.lists(
         leased=st.booleans(),
         cancelled=st.booleans(),
         blocked=st.sampled_from(["", "", "person", "paused", "budget"]),
-        held=st.sampled_from([None, None, "pause", "stop"]),
+        held=st.sampled_from([None, None, Held("budget"), Held("budget", skip=True), Held("window", until=NOW)]),
         barren_claims=st.integers(0, 4),
         not_before=st.none() | st.sampled_from([NOW - timedelta(seconds=1), NOW, NOW + timedelta(seconds=1)]),
         rung_age_s=st.none() | st.sampled_from([0.0, 4.0, 6.0, 44.0]),
