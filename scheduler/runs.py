@@ -155,10 +155,11 @@ class Listed:
     runs: list[str]
 
 
-def batches(archive: Archive) -> list[Listed]:
-    """All batches, oldest first."""
+def batches(archive: Archive, named: str | None = None) -> list[Listed]:
+    """All batches, or those of one manifest's name, oldest first."""
+    found = [one for one in archive.folders("batches/") if named is None or one.rpartition("-")[0] == named]
     with ThreadPoolExecutor(READERS) as pool:
-        listed = pool.map(lambda name: _listed(archive, name), list(archive.folders("batches/")))
+        listed = pool.map(lambda name: _listed(archive, name), found)
         return sorted(listed, key=lambda entry: (entry.at, entry.batch))
 
 
