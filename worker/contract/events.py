@@ -6,10 +6,9 @@ of the line before it; the first names the SHA-256 of task.json, so the journal 
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from worker.contract.canonical import canonical as canonical
 from worker.contract.canonical import digest as digest
@@ -29,21 +28,13 @@ from worker.contract.results import PlanItem as PlanItem
 from worker.contract.results import Reported as Reported
 from worker.contract.results import SnapshotRef as SnapshotRef
 from worker.contract.task import Frozen, later
+from worker.contract.zones import Moment as Moment
 
 JOURNAL_VERSION: Final = 4
 """2 added `instructions` to `prepared` and `price_source` to `compacted`; 3 added `delegated`,
 `paced` to `parked` and `waited_ms` to every line; 4 added what JUnit XML tells to checks and `verdict`, `guards` to
 `verdict` and `fed_back`, and `contradictions` to `sealed`."""
 
-
-def _with_zone(text: str) -> str:
-    if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError(f"{text} names no time zone")
-    return text
-
-
-Moment = Annotated[str, AfterValidator(_with_zone)]
-"""ISO 8601 with its zone, as ours is UTC with milliseconds: what is reckoned with can be compared."""
 
 FailureClass = Literal["limit", "agent", "refused", "provider", "env", "infra"]
 REASONS: dict[str, frozenset[str]] = {

@@ -32,6 +32,16 @@ Zone = Annotated[str, AfterValidator(_known)]
 """Name of an IANA zone."""
 
 
+def _with_zone(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text} names no time zone")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_with_zone)]
+"""ISO 8601 with its zone, as ours is UTC with milliseconds: what is reckoned with can be compared."""
+
+
 def instant(day: date, at: time, zone: ZoneInfo) -> datetime:
     """The moment, UTC, at which the clocks of the zone show it. A time that they skip is moved on by what they skip;
     of one that they show twice it is the first."""
