@@ -15,11 +15,12 @@ from pydantic import AfterValidator, Field, JsonValue, field_validator, model_va
 from worker.contract.delivery import Deliver
 from worker.contract.frozen import Frozen as Frozen
 from worker.contract.frozen import later as later
+from worker.contract.notify import Notify
 
 TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
     2: frozenset({"tools", "fallbacks", "budget"}),
-    3: frozenset({"deliver", "labels"}),
+    3: frozenset({"deliver", "labels", "notify"}),
 }
 """The fields that a version of the task added. One without any is still written as the version before, so that an
 older worker can read it."""
@@ -282,7 +283,8 @@ class Task(Frozen):
     first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
     tools: the task's own, beside ours. fallbacks: models that answer where the first cannot be had, in this order.
     budget: of the whole batch, the same in each of its tasks; None for no bound. labels: words of the manifest that
-    people select runs by. deliver: what becomes of the patch; None for nothing but keeping it.
+    people select runs by. deliver: what becomes of the patch; None for nothing but keeping it. notify: who
+    hears of the batch.
     """
 
     v: Literal[1, 2, 3] = 1
@@ -308,6 +310,7 @@ class Task(Frozen):
     budget: Budget | None = later(None)
     labels: tuple[str, ...] = later(())
     deliver: Deliver | None = later(None)
+    notify: Notify | None = later(None)
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:
