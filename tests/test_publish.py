@@ -8,7 +8,7 @@ import pytest
 from preparation import Bench
 from repositories import commit_all
 
-from worker.contract.events import CheckResult, Failure, Finished, PatchStat, Verdict
+from worker.contract.events import CheckResult, Contradiction, Failure, Finished, PatchStat, Verdict
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Check, Repo, Task
@@ -149,6 +149,19 @@ def test_a_summary_keeps_words_and_evidence_apart() -> None:
     assert "> # Verdict: verified" in text
     assert "\n# Verdict" not in text
     assert "> # not a heading" in text
+
+
+def test_a_summary_sets_the_evidence_beside_a_claim() -> None:
+    """What the evidence contradicts follows the words, under a heading of its own, each with what was measured."""
+    task, run = a_run()
+    against = Contradiction(claim="All `tests` pass.", evidence="the check tests is not green with the patch")
+    text = summary(task, run, "changed", None, STAT, (against,))
+    told = "- > All 'tests' pass.\n  - measured: the check tests is not green with the patch"
+    assert (
+        text.index("> # Verdict: verified")
+        < text.index("## What of that the evidence contradicts")
+        < text.index(told)
+    )
 
 
 def test_a_summary_of_a_stopped_run_has_its_progress() -> None:

@@ -5,6 +5,7 @@ to work on the run.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,7 @@ from typing import Literal
 import structlog
 
 from worker import meter
+from worker.contract.claims import contradictions
 from worker.contract.errors import (
     EngineFault,
     EnvironmentFault,
@@ -24,7 +26,18 @@ from worker.contract.errors import (
     ProviderFault,
     StoreFault,
 )
-from worker.contract.events import Event, Failure, Finished, OutcomeName, Parked, Sealed, Verdict, Yielded
+from worker.contract.events import (
+    Event,
+    Failure,
+    Finished,
+    OutcomeName,
+    Parked,
+    Record,
+    Replied,
+    Sealed,
+    Verdict,
+    Yielded,
+)
 from worker.contract.task import Task
 from worker.host import Stopped
 from worker.ledger import Ledger
@@ -60,18 +73,22 @@ class Ending:
         run = self.ledger.run.model_copy(update={"verdict": measured})
         failure = run.finished.failure if run.finished is not None else None
         outcome: OutcomeName = "failed" if failure else "no_change" if patch.empty else "changed"
+        said = run.finished.text if run.finished is not None and failure is None else ""
+        against = contradictions(said, measured, self.task.checks, _calls(self.ledger.records))
         stored = artifacts(
             self.task,
             run,
             outcome,
             failure,
             patch,
+            against,
             put_blob=self.ledger.put_blob,
             redactor=self.station.redactor,
         )
-        return self._end(
-            measured, Sealed(outcome=outcome, verdict=measured.verdict, failure=failure, artifacts=stored)
+        sealed = Sealed(
+            outcome=outcome, verdict=measured.verdict, failure=failure, artifacts=stored, contradictions=against
         )
+        return self._end(measured, sealed)
 
     def fail(self, failure: Failure) -> str:
         """The end of a run whose agent could not work, or not go on."""
@@ -86,6 +103,8 @@ class Ending:
         """The attempt's Cancel was thrown, or this process drains."""
         if why == "cancel":
             return self._end(Sealed(outcome="cancelled"))  # who did stands in the inbox, which this consumes
+        if why == "window":
+            return self._end(Sealed(outcome="cancelled", detail="window"))
         if why in ("drain", "pause"):
             self.mailbox.expect()  # what people said goes before what this process wants
             if (ended := self.mailbox.take()) is not None:
@@ -165,3 +184,9 @@ class Ending:
         """When to try again after so many faults in a row."""
         backoff_s = self.station.settings.infra_backoff_s
         return self.station.later(backoff_s[min(faults, len(backoff_s)) - 1])
+
+
+def _calls(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """(tool, arguments) of every call that a journal has a reply with."""
+    replies = (record.event.reply for record in records if isinstance(record.event, Replied))
+    return [(call.name, call.arguments) for reply in replies for call in reply.calls]

@@ -11,7 +11,7 @@ from typing import Final
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault
-from worker.contract.events import CheckResult, Digest, Failure, OutcomeName, PatchStat, Verdict
+from worker.contract.events import CheckResult, Contradiction, Digest, Failure, OutcomeName, PatchStat, Verdict
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Task
@@ -22,6 +22,7 @@ PATCH: Final = "patch.diff"
 SUBMODULES: Final = "submodules.diff"
 SUMMARY: Final = "summary.md"
 LEFT_OUT: Final = "left_out.txt"
+MATRIX: Final = "tests.json"
 PATCH_TIMEOUT_S: Final = 300
 FILES_SHOWN: Final = 50
 PROMPT_CHARS: Final = 4_000
@@ -75,21 +76,32 @@ def artifacts(
     outcome: OutcomeName,
     failure: Failure | None,
     patch: Patch,
+    contradicted: Sequence[Contradiction] = (),
     *,
     put_blob: PutBytes,
     redactor: Redactor,
 ) -> dict[str, Digest]:
-    """Store the run's artifacts and return name -> digest, for `sealed`. run: with its verdict, before the seal."""
+    """Store the run's artifacts and return name -> digest, for `sealed`. run: with its verdict, before the seal.
+    contradicted: claims of its last words."""
     made = dict(patch.files)
     stat = run.verdict.patch if run.verdict else patch.stat
-    made[SUMMARY] = redactor.text(summary(task, run, outcome, failure, stat)).encode("utf-8", "backslashreplace")
+    page = summary(task, run, outcome, failure, stat, contradicted)
+    made[SUMMARY] = redactor.text(page).encode("utf-8", "backslashreplace")
     if patch.stat.left_out:
         lines = [f"{path}: {reason}\n" for path, reason in sorted(patch.stat.left_out.items())]
         made[LEFT_OUT] = "".join(lines).encode("utf-8", "backslashreplace")
-    return {name: put_blob(data) for name, data in made.items()}
+    stored = {name: put_blob(data) for name, data in made.items()}
+    return stored | ({MATRIX: run.verdict.matrix} if run.verdict and run.verdict.matrix else {})
 
 
-def summary(task: Task, run: Run, outcome: OutcomeName, failure: Failure | None, patch: PatchStat) -> str:
+def summary(
+    task: Task,
+    run: Run,
+    outcome: OutcomeName,
+    failure: Failure | None,
+    patch: PatchStat,
+    contradicted: Sequence[Contradiction] = (),
+) -> str:
     """The run on one page, Markdown: asked, measured, changed, said, used. Pure."""
     verdict = run.verdict.verdict if run.verdict else None
     title = f"# {task.repo.label or task.target}: {outcome}" + (f", {verdict}" if verdict else "")
@@ -100,6 +112,9 @@ def summary(task: Task, run: Run, outcome: OutcomeName, failure: Failure | None,
     if run.finished is not None and run.finished.text.strip():
         heading = "## Progress when it stopped" if failure else "## What the agent says (a claim, not evidence)"
         parts.append(f"{heading}\n\n{_quoted(run.finished.text)}")
+    if contradicted:
+        rows = [f"- > {_inline(one.claim)}\n  - measured: {_inline(one.evidence)}" for one in contradicted]
+        parts.append("## What of that the evidence contradicts\n\n" + "\n".join(rows))
     parts.append(_used(task, run))
     return "\n\n".join(parts) + "\n"
 
