@@ -1,15 +1,21 @@
-"""Owns the decision which run is rung when. Pure: no clock, no store, no Redis; refuses to act.
+"""Owns the decision which run is rung when, over many batches. Pure: no clock, no store, no Redis; refuses to act.
 
 `plan(now, runs, slots, ...)` gives exactly one decision a run: Ring its doorbell, Wait, or Close it.
+
+Orphans go first, because somebody's work stands still, then people, then batches. Among people, and among batches,
+it goes by turns (turns.py); inside a batch, and of one person, by age. What is begun is held back by limits alone:
+waves and the breaker are for what nobody has begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
+from scheduler.turns import Turns
 from worker.contract.events import Failure, OutcomeName
 from worker.contract.run import Status
 
@@ -28,7 +34,8 @@ LOST_AFTER_BARREN_CLAIMS: Final = 3
 
 @dataclass(frozen=True)
 class Held:
-    """A run must not be worked on now. skip: it is closed, and does not wait. until: when that ends by itself."""
+    """A run must not be worked on now. skip: it does not wait, and ends: skipped, or cancelled where it was begun.
+    until: when that ends by itself."""
 
     why: Literal["budget", "window"]
     skip: bool = False
@@ -38,10 +45,13 @@ class Held:
 @dataclass(frozen=True)
 class Seen:
     """What the plan knows of one run. leased: a living attempt holds it. cancelled: a cancel waits for it. blocked:
-    what it waits for that no time ends (see Mail.blocks). held: it must not begin, or not go on, for now.
+    what it waits for that no time ends (see Mail.blocks). begun: somebody claimed it once. held: it must not begin,
+    or not go on, for now.
 
     since: UTC ISO time of submit, the order within a lane. rung_age_s: age of a doorbell that nobody answered yet,
-    seconds, None when there is none.
+    seconds, None when there is none. by: who submitted it. repo: where its code comes
+    from, "" where that may be worked on by any number of runs. account: of its model's provider, "" for none. wave:
+    of its target.
     """
 
     id: str
@@ -51,15 +61,56 @@ class Seen:
     leased: bool = False
     cancelled: bool = False
     blocked: Literal["", "person", "paused", "budget"] = ""
+    begun: bool = False
     held: Held | None = None
     barren_claims: int = 0
     not_before: datetime | None = None
     rung_age_s: float | None = None
+    batch: str = ""
+    by: str = ""
+    repo: str = ""
+    account: str = ""
+    wave: int = 1
 
     @property
     def orphan(self) -> bool:
         """Claimed, not sealed, not given back, and nobody alive holds it."""
         return self.status == "running" and not self.leased
+
+    @property
+    def active(self) -> bool:
+        """It holds a slot, or will when its doorbell is heard."""
+        return self.leased or self.rung_age_s is not None
+
+    @property
+    def share(self) -> str:
+        """Who takes turns: a person where people wait, a batch elsewhere."""
+        return self.by if self.lane == "interactive" else self.batch
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the runs of a batch have in common. weight: how many turns it has for one of another's. parallel: how many
+    of its runs may be worked on at a time; per_repo: how many of any batch on a repository, while one of its begins
+    there. wave: of those that may begin now; left: runs of it, and of those before, that have not ended. known:
+    whether all that ended was looked at, on which waves and breaker depend. tripped: too many have failed."""
+
+    weight: int = 1
+    parallel: int | None = None
+    per_repo: int | None = None
+    wave: int = 1
+    left: int = 0
+    known: bool = True
+    tripped: bool = False
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of the deployment. reserve: share of the slots that batches leave to people, rounded down. per_account: runs of
+    a provider's account that are worked on at a time."""
+
+    reserve: float = 0.0
+    per_account: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,15 +127,25 @@ class Ring:
     lane: Lane
 
 
+Limit = Literal["parallel", "repository", "account"]
+Why = (
+    Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused", "budget", "window", "wave"]
+    | Limit
+)
+"""Nothing to do now: an attempt is alive, a doorbell is not answered yet, its time has not come, no slot is free,
+the scheduler or Redis is new and it does not know enough, a person must answer, a person paused it, a budget is used
+up, its window is closed, a wave before has not ended. Of a Limit: as many runs as may be are at work in its batch, on
+its repository, for its provider's account."""
+
+
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do now, and why: an attempt is alive, a doorbell is not answered yet, its time has not come, no
-    slot is free, Redis was wiped a moment ago, a person must answer, a person paused it, a budget is used up, or its
-    window is closed."""
+    """until: when that ends by itself. left: runs that must end first."""
 
     run: str
-    why: Literal["attempt", "doorbell", "not_before", "slots", "settling", "person", "paused", "budget", "window"]
+    why: Why
     until: datetime | None = None
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,34 +159,124 @@ class Close:
 
 
 Decision = Ring | Wait | Close
+NO_TURNS: Final[Mapping[str, Turns]] = {}
+ALONE: Final = Group()
 
 
 def plan(
-    now: datetime, runs: Iterable[Seen], slots: Mapping[Pool, Slots], *, settling: bool = False
+    now: datetime,
+    runs: Iterable[Seen],
+    slots: Mapping[Pool, Slots],
+    *,
+    settling: bool = False,
+    groups: Mapping[str, Group] | None = None,
+    turns: Mapping[str, Turns] = NO_TURNS,
+    bounds: Bounds = Bounds(),
 ) -> list[Decision]:
     """One decision for every run that is not sealed, most urgent first.
 
     settling: Redis was lost a moment ago, so that a missing lease proves nothing: claimed runs wait. The others
-    go on, because their journal says that no attempt is alive.
+    go on, because their journal says that no attempt is alive. groups: by batch; turns: by lane.
     """
     left = sorted((run for run in runs if run.status != "sealed"), key=_urgency)
-    rooms = {pool: _room(pool, left, slots.get(pool, Slots())) for pool in POOLS}
-    decisions: list[Decision] = []
-    for run in left:
-        decision = _without_slots(now, run, settling)
-        if decision is None:
-            pool = _pool(run)
-            if rooms[pool] > 0:
-                rooms[pool] -= 1
-                decision = Ring(run.id, "solo" if pool == "solo" else run.lane)
-            else:
-                decision = Wait(run.id, "slots")
-        decisions.append(decision)
-    return decisions
+    table = _Table(left, slots, groups or {}, turns, bounds)
+    decided = {run.id: _without_slots(now, run, table.group(run), settling) for run in left}
+    wanting = [run for run in left if decided[run.id] is None]
+    for run in (run for run in wanting if run.orphan):
+        decided[run.id] = table.orphan(run)
+    for lane in ("interactive", "batch"):
+        for decision in table.in_turn([run for run in wanting if run.lane == lane and not run.orphan], lane):
+            decided[decision.run] = decision
+    return [decision for decision in decided.values() if decision is not None]
+
+
+class _Table:
+    """Of one plan: the places that are left, and who holds how many."""
+
+    def __init__(
+        self,
+        runs: list[Seen],
+        slots: Mapping[Pool, Slots],
+        groups: Mapping[str, Group],
+        turns: Mapping[str, Turns],
+        bounds: Bounds,
+    ) -> None:
+        self._groups, self._turns, self._bounds = groups, turns, bounds
+        self._rooms = {pool: _room(pool, runs, slots.get(pool, Slots())) for pool in POOLS}
+        self._held: Counter[tuple[str, str]] = Counter()
+        main = slots.get("main", Slots()).total
+        self._for_batches = main - int(bounds.reserve * main)
+        for run in runs:
+            if run.active:
+                self._count(run)
+
+    def group(self, run: Seen) -> Group:
+        return self._groups.get(run.batch, ALONE)
+
+    def orphan(self, run: Seen) -> Decision:
+        """Limits and turns are no matter: it had its place already."""
+        pool = _pool(run)
+        if self._rooms[pool] <= 0:
+            return Wait(run.id, "slots")
+        self._rooms[pool] -= 1
+        self._count(run)
+        return Ring(run.id, "solo" if pool == "solo" else run.lane)
+
+    def in_turn(self, wanting: list[Seen], lane: Literal["interactive", "batch"]) -> Iterator[Decision]:
+        """A decision for each of these, who are in the order of their age."""
+        turns, queues = self._turns.get(lane, Turns()), dict[str, list[Seen]]()
+        for run in reversed(wanting):
+            queues.setdefault(run.share, []).append(run)  # the oldest last
+        while queues:
+            for share, queue in list(queues.items()):
+                while queue and (why := self._full(queue[-1])) is not None:
+                    yield Wait(queue.pop().id, why)
+                if not queue:
+                    del queues[share]
+            if not queues:
+                return
+            if not self._free(lane):
+                yield from (Wait(run.id, "slots") for queue in queues.values() for run in queue)
+                return
+            share = min(queues, key=lambda share: self._behind(turns, queues[share][-1]))
+            run = queues[share].pop()
+            self._rooms["main"] -= 1
+            self._count(run)
+            yield Ring(run.id, lane)
+
+    def _behind(self, turns: Turns, oldest: Seen) -> tuple[float, str, str]:
+        using = self._held[oldest.lane, oldest.share] / weight(oldest, self.group(oldest))
+        return turns.behind(oldest.share, using), oldest.since, oldest.id
+
+    def _free(self, lane: Literal["interactive", "batch"]) -> bool:
+        free = self._for_batches - self._held["lane", "batch"]
+        return self._rooms["main"] > 0 and (lane == "interactive" or free > 0)
+
+    def _full(self, run: Seen) -> Limit | None:
+        """Which limit keeps the run from beginning, or going on."""
+        group = self.group(run)
+        if group.parallel is not None and self._held["batch of", run.batch] >= group.parallel:
+            return "parallel"
+        if run.repo and group.per_repo is not None and self._held["repo", run.repo] >= group.per_repo:
+            return "repository"
+        most = self._bounds.per_account.get(run.account)
+        return "account" if most is not None and self._held["account", run.account] >= most else None
+
+    def _count(self, run: Seen) -> None:
+        for what in (
+            (run.lane, run.share), ("lane", run.lane), ("batch of", run.batch), ("repo", run.repo),
+            ("account", run.account),
+        ):  # fmt: skip
+            self._held[what] += 1
+
+
+def weight(run: Seen, group: Group) -> int:
+    """Of the run's share: people have all the same."""
+    return 1 if run.lane == "interactive" else group.weight
 
 
 def _urgency(run: Seen) -> tuple[bool, bool, str, str]:
-    """Orphans first (somebody's work stands still), then people, then the batch; oldest first."""
+    """Orphans, then people, then batches; oldest first."""
     return (not run.orphan, run.lane != "interactive", run.since, run.id)
 
 
@@ -140,7 +291,7 @@ def _room(pool: Pool, runs: list[Seen], slots: Slots) -> int:
     return min(slots.free - fresh, slots.total + SPARE_DOORBELLS - len(ages))
 
 
-def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
+def _without_slots(now: datetime, run: Seen, group: Group, settling: bool) -> Decision | None:
     """The decision that needs no free slot, None when the run wants one."""
     if run.leased:
         return Wait(run.id, "attempt")
@@ -152,7 +303,9 @@ def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
         detail = f"{run.barren_claims} attempts in a row ended without a step"
         return Close(run.id, "failed", Failure(cls="infra", reason="worker_lost", detail=detail))
     if run.held is not None and run.held.skip:
-        return Close(run.id, "skipped", detail=run.held.why)
+        return Close(run.id, "cancelled" if run.begun else "skipped", detail=run.held.why)
+    if not run.begun and group.tripped:
+        return Close(run.id, "skipped", detail="breaker")
     if run.blocked:
         return Wait(run.id, run.blocked)
     if run.not_before is not None and now < run.not_before:
@@ -161,4 +314,8 @@ def _without_slots(now: datetime, run: Seen, settling: bool) -> Decision | None:
         return Wait(run.id, run.held.why, run.held.until)
     if run.rung_age_s is not None:
         return Wait(run.id, "doorbell")
+    if not run.begun and not group.known:
+        return Wait(run.id, "settling")
+    if not run.begun and run.wave > group.wave:
+        return Wait(run.id, "wave", left=group.left)
     return None
