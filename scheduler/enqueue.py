@@ -5,7 +5,6 @@ Ids are digests of what was asked: the same submit again completes what is missi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ TARGETS_VERSION: Final = 1
 
 @dataclass(frozen=True)
 class Batch:
-    """What is written at submit. tasks: one a target, in the manifest's order."""
+    """What is written at submit. tasks: in the manifest's order, the candidates of a target together."""
 
     id: str
     manifest: bytes
@@ -71,21 +70,23 @@ def freeze(
         "without_tools": manifest.task.without_tools,
         "budget": manifest.budget,
         "labels": manifest.labels,
+        "candidates": manifest.candidates,
     }
-    tasks = []
-    for target, (repo, entry) in zip(_target_ids(repos), zip(repos, frozen, strict=True), strict=True):
-        tasks.append(
-            Task(
-                v=version_of(asked_of_all),
-                run=run_id(name, repo, target),
-                batch=name,
-                target=target,
-                lane=lane,
-                repo=repo,
-                environment=manifest.environment.model_copy(update={"image": entry["image"]}),
-                **asked_of_all,
-            )
+    tasks = [
+        Task(
+            v=version_of(asked_of_all | {"repo": repo}),
+            run=run_id(name, repo, target, ordinal),
+            batch=name,
+            target=target,
+            ordinal=ordinal,
+            lane=lane,
+            repo=repo,
+            environment=manifest.environment.model_copy(update={"image": entry["image"]}),
+            **asked_of_all,
         )
+        for target, (repo, entry) in zip(_target_ids(repos), zip(repos, frozen, strict=True), strict=True)
+        for ordinal in range(manifest.candidates)
+    ]
     return Batch(name, text.encode(), targets_json(name, tasks, text.encode()), tuple(tasks))
 
 
@@ -108,27 +109,25 @@ def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
         return sum(pool.map(write, batch.tasks))
 
 
-def runs_of(targets: bytes) -> list[str]:
-    """Ids of the runs of a batch, in the manifest's order, from its targets.json."""
-    return [str(target["run"]) for target in json.loads(targets)["targets"]]
-
-
-def run_id(batch: str, repo: Repo, target: str) -> str:
+def run_id(batch: str, repo: Repo, target: str, ordinal: int) -> str:
     """A function of what was asked, so that a repeated submit names the same run."""
-    return f"{_slug(repo.label)}-{digest(canonical([batch, target, 0]))[:ID_DIGITS]}"
+    return f"{_slug(repo.label)}-{digest(canonical([batch, target, ordinal]))[:ID_DIGITS]}"
+
+
+def entry_of(task: Task) -> dict[str, Any]:
+    """A run's line in targets.json."""
+    return {
+        "target": task.target,
+        "run": task.run,
+        "repo": task.repo.model_dump(mode="json"),
+        "image": task.environment.image,
+        **({"ordinal": task.ordinal} if task.ordinal else {}),
+    }
 
 
 def targets_json(batch: str, tasks: Sequence[Task], manifest: bytes) -> bytes:
     """What a batch consists of, with the digest of the manifest beside it."""
-    targets: list[dict[str, Any]] = [
-        {
-            "target": task.target,
-            "run": task.run,
-            "repo": task.repo.model_dump(mode="json"),
-            "image": task.environment.image,
-        }
-        for task in tasks
-    ]
+    targets = [entry_of(task) for task in tasks]
     return canonical({"v": TARGETS_VERSION, "batch": batch, "manifest": digest(manifest), "targets": targets})
 
 

@@ -4,7 +4,7 @@ journals alone tell, so it works on an archive of another machine too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from worker.contract.events import Record
@@ -22,8 +22,17 @@ class Follower:
     """runs: the folds as of the last poll, by id, in the order given."""
 
     def __init__(self, archive: Archive, runs: Sequence[str]) -> None:
-        self.runs = {run: Run(id=run) for run in runs}
-        self._journals = {run: Journal(archive, run) for run in runs}
+        self.runs: dict[str, Run] = {}
+        self._archive = archive
+        self._journals: dict[str, Journal] = {}
+        self.add(runs)
+
+    def add(self, runs: Iterable[str]) -> bool:
+        """Watch these too; whether any of them is new."""
+        new = [run for run in runs if run not in self.runs]
+        self.runs |= {run: Run(id=run) for run in new}
+        self._journals |= {run: Journal(self._archive, run) for run in new}
+        return bool(new)
 
     @property
     def open(self) -> list[str]:

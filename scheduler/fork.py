@@ -101,7 +101,7 @@ def _sound(archive: Archive, run: str) -> tuple[list[Line], list[str]]:
 
 def _changed(task: Task, point: ForkPoint, wish: Wish) -> Task:
     """The parent's task with the wish in it, still under the parent's id."""
-    fields: dict[str, Any] = {"fork": point, "lane": "interactive"}
+    fields: dict[str, Any] = {"fork": point, "lane": "interactive", "ordinal": 0, "candidates": 1}
     if wish.model is not None:
         fields |= {"model": wish.model, "script": wish.script, "fallbacks": ()}
     if wish.prompt is not None:
@@ -165,7 +165,7 @@ def _batch(task: Task, key: str) -> Batch:
     assert task.fork is not None, "made by _changed"
     asked = task.model_dump(mode="json", exclude={"run", "batch"})
     name = f"fork-{digest(canonical([asked, key]))[:ID_DIGITS]}"
-    named = Task.model_validate(dict(task) | {"batch": name, "run": run_id(name, task.repo, task.target)})
+    named = Task.model_validate(dict(task) | {"batch": name, "run": run_id(name, task.repo, task.target, 0)})
     manifest = canonical({"version": 1, "name": "fork", "fork": task.fork.model_dump(mode="json")}) + b"\n"
     return Batch(name, manifest, targets_json(name, [named], manifest), (named,))
 

@@ -19,7 +19,7 @@ from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
 from scheduler.manifest import Manifest
 from scheduler.reading import Loaded, ManifestFault
-from scheduler.runs import Found, find
+from scheduler.runs import Found, View, find, runs_in, standing
 from scheduler.stack import Stack, connected
 from worker.contract.errors import ExitCode, HintsFault, InvalidFault, StoreFault
 from worker.contract.events import Record
@@ -31,6 +31,7 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.hints import Hints
 from worker.store.inbox import Control
+from worker.store.journal import Journal
 from worker.store.mail import Mail
 
 POLL_S: Final = 0.3
@@ -59,11 +60,18 @@ class Interrupts:
 @dataclass(frozen=True)
 class Watched:
     """runs: their folds, by id. interrupted: Ctrl-C was pressed, then every run was cancelled and what it had done is
-    kept. held: runs are left that nobody began, because a budget is used up."""
+    kept. held: runs are left that nobody began, because a budget is used up. tasks: what was asked of each."""
 
     runs: dict[str, Run]
     interrupted: bool = False
     held: bool = False
+    tasks: dict[str, Task] = field(default_factory=dict)
+
+    @property
+    def standing(self) -> list[Run]:
+        """Of each target the run that counts for it."""
+        views = [View(task, self.runs[run], Mail(self.runs[run])) for run, task in self.tasks.items()]
+        return [view.run for view in standing(views)]
 
 
 @contextmanager
@@ -150,7 +158,7 @@ def attend(
         hints = Hints(str(stack.settings.redis_url))
         control.admit(hints)
         _write(batches, archive, by=by, at=stamp(), say=say)
-        tasks = {task.run: task for batch in batches for task in batch.tasks}
+        tasks = _tasks(batches, archive)
         follower = Follower(archive, list(tasks))
         for record in follower.catch_up():
             heard(record, follower.runs[record.run])
@@ -168,6 +176,9 @@ def attend(
                 try:
                     for record in follower.poll():
                         heard(record, follower.runs[record.run])
+                    if not follower.open:  # somebody may have asked for more of them meanwhile
+                        tasks = _tasks(batches, archive)
+                        follower.add(tasks)
                     if pressed.count and not cancelled and follower.open:
                         say("cancelling; press Ctrl-C again to leave at once")
                         cancel()
@@ -189,7 +200,14 @@ def attend(
             cancel()  # the second one came before the first was dealt with
             raise
         hints.close()
-        return Watched(follower.runs, interrupted=bool(pressed.count), held=bool(held))
+        return Watched(follower.runs, interrupted=bool(pressed.count), held=bool(held), tasks=tasks)
+
+
+def _tasks(batches: Sequence[Batch], archive: Archive) -> dict[str, Task]:
+    """Of all runs of the batches, what was added since with it."""
+    known = {task.run: task for batch in batches for task in batch.tasks}
+    runs = [run for batch in batches for run in runs_in(archive, Found("batch", batch.id))]
+    return {run: known.get(run) or Journal(archive, run).task() for run in runs}
 
 
 def _works(run: Run) -> bool:

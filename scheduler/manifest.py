@@ -13,6 +13,7 @@ from worker.contract.errors import InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.pattern import searchable
 from worker.contract.task import (
+    CANDIDATES_MAX,
     TOOL_NAMES,
     Budget,
     Check,
@@ -119,6 +120,7 @@ class Manifest(Frozen):
     tools: OwnTools = later(())
     budget: Budget | None = later(None)
     labels: Annotated[tuple[Label, ...], Field(max_length=20)] = later(())
+    candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
 
     @field_validator("checks")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from scheduler.approvals import commands
 from scheduler.budget import Spending
-from scheduler.runs import View, Views
+from scheduler.runs import View, Views, standing
 from worker.contract.events import CheckResult, Verdict
 from worker.contract.run import Run
 from worker.store import keys
@@ -36,6 +36,7 @@ def row(view: View, budgets: Budgets = NONE) -> dict[str, Any]:
         "run": task.run,
         "batch": task.batch,
         "target": task.target,
+        "ordinal": task.ordinal,
         "status": run.status,
         "outcome": sealed.outcome if sealed else None,
         "verdict": sealed.verdict if sealed else None,
@@ -64,7 +65,8 @@ def cells(view: View, budgets: Budgets = NONE) -> tuple[str, ...]:
     task, run = view.task, view.run
     verdict = (run.sealed.verdict if run.sealed else None) or "-"
     spent = str(run.steps), duration(run.working_s), run.cost_text
-    return task.run, task.target, view.state, verdict, *spent, brief(detail(view, budgets))
+    target = f"{task.target} ({view.place})" if view.place else task.target
+    return task.run, target, view.state, verdict, *spent, brief(detail(view, budgets))
 
 
 def brief(text: str) -> str:
@@ -77,8 +79,8 @@ def brief(text: str) -> str:
 
 def counts(views: Views, budgets: Budgets = NONE) -> str:
     """`2 changed/verified, 1 changed/still_failing, 1 failed, 2 running, 1 damaged, 3 not written`, of a batch with a
-    budget `; $0.12 of $20.00 spent` behind it."""
-    states = Counter(_ended(view.run) if view.run.sealed else view.state for view in views.found)
+    budget `; $0.12 of $20.00 spent` behind it. Of each target the run that counts for it."""
+    states = Counter(_ended(view.run) if view.run.sealed else view.state for view in standing(views.found))
     told = [*sorted(states.items()), ("damaged", len(views.damaged)), ("not written", views.unwritten)]
     money = {view.task.batch: budgets[view.task.batch].text for view in views.found if view.task.batch in budgets}
     return "; ".join([", ".join(f"{number} {state}" for state, number in told if number), *money.values()])
@@ -182,7 +184,12 @@ _MARKS: Final = {"todo": " ", "doing": ">", "done": "x"}
 
 def _target(view: View) -> str:
     repo = view.task.repo
-    parts = [view.task.target, repo.url or f"packed {repo.source_kind}", f"ref {repo.ref}" if repo.ref else ""]
+    parts = [
+        view.task.target,
+        view.place,
+        repo.url or f"packed {repo.source_kind}",
+        f"ref {repo.ref}" if repo.ref else "",
+    ]
     if view.run.prepared:
         parts.append(f"commit {view.run.prepared.commit[:12]}")
     return ", ".join(part for part in parts if part)

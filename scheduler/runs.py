@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
-from scheduler.enqueue import runs_of
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.run import Run
 from worker.contract.task import Task
@@ -21,6 +20,7 @@ from worker.store.decisions import Decision
 from worker.store.inbox import Control, Message
 from worker.store.journal import Journal
 from worker.store.mail import Mail, read_mail
+from worker.store.members import members
 
 READERS: Final = 8
 CANDIDATES_SHOWN: Final = 8
@@ -50,6 +50,48 @@ class View:
         if run.status == "waiting" or not self.mail.paused_by:
             return run.status
         return "pausing" if run.status == "running" else "paused"
+
+    @property
+    def place(self) -> str:
+        """Which of its target's runs it is, "" for the only one that a submit made."""
+        ordinal, candidates = self.task.ordinal, self.task.candidates
+        if ordinal >= candidates:
+            return f"retry {ordinal - candidates + 1}"
+        return f"candidate {ordinal + 1} of {candidates}" if candidates > 1 else ""
+
+
+VERDICTS: Final = ("verified", "unverified", "flaky", "still_failing", "broke")
+"""Of candidates, the best first."""
+
+
+def standing(found: Iterable[View]) -> list[View]:
+    """Of each target the run that counts for it, in the order of the targets: its last retry, else its best
+    candidate, or one that has not ended while there is one. found: all runs of each batch that is asked about."""
+    targets: dict[tuple[str, str], list[View]] = {}
+    for one in found:
+        targets.setdefault((one.task.batch, one.task.target), []).append(one)
+    return [_standing(runs) for runs in targets.values()]
+
+
+def _standing(runs: Sequence[View]) -> View:
+    last = max(runs, key=lambda one: one.task.ordinal)
+    if last.task.ordinal >= last.task.candidates:
+        return last
+    return min(runs, key=lambda one: (one.run.sealed is not None, *_worth(one.run), one.task.ordinal))
+
+
+def _worth(run: Run) -> tuple[int, int, int]:
+    """By verdict, then lines changed, then bytes of the patch: the least is the best."""
+    sealed = run.sealed
+    if sealed is None or sealed.outcome in ("cancelled", "skipped"):
+        return len(VERDICTS) + 1, 0, 0
+    if sealed.outcome == "failed" or sealed.verdict is None:
+        return len(VERDICTS), 0, 0
+    rank = VERDICTS.index(sealed.verdict)
+    if run.verdict is None:
+        return rank, 0, 0
+    lines = sum(sum(changed) for changed in run.verdict.patch.files.values() if changed is not None)
+    return rank, lines, run.verdict.patch.bytes
 
 
 @dataclass(frozen=True)
@@ -94,17 +136,16 @@ def find_journal(archive: Archive, word: str) -> str:
 
 
 def runs_in(archive: Archive, found: Found) -> list[str]:
-    """The runs of a batch in the manifest's order, or the one run. Raises NotFoundFault for a batch whose submit was
-    cut off before it named its runs."""
+    """The runs of a batch in the manifest's order, retries behind what they repeat, or the one run. Raises
+    NotFoundFault for a batch whose submit was cut off before it named its runs."""
     if found.kind == "run":
         return [found.id]
-    key = keys.batch_targets(found.id)
     try:
-        return runs_of(archive.get(key))
+        return [member.run for member in members(archive, found.id)]
     except NotFoundFault:
         raise NotFoundFault(f"batch {found.id} was cut off while it was written", hint="submit it again") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise IntegrityFault(f"{key} is not what was written", hint=f"look: dawn verify {found.id}") from None
+    except IntegrityFault as fault:
+        raise IntegrityFault(fault.message, hint=f"look: dawn verify {found.id}") from None
 
 
 def view(archive: Archive, run: str, control: Callable[[str], Sequence[Message]] | None = None) -> View:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.enqueue import entry_of
 from scheduler.runs import Found, runs_in
 from worker.contract.errors import Fault, NotFoundFault, StoreFault
 from worker.contract.events import canonical, digest
@@ -13,6 +14,7 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.evidence import Tally
 from worker.store.journal import Journal
+from worker.store.members import retries
 
 
 @dataclass
@@ -24,18 +26,19 @@ class Checked:
     tally: Tally = field(default_factory=Tally)
 
 
-def check(archive: Archive, found: Found) -> Checked:
-    """Every byte that the run, or any run of the batch, names. Raises StoreFault."""
+def check(archive: Archive, found: Found, tally: Tally | None = None) -> Checked:
+    """Every byte that the run, or any run of the batch, names. tally: of what was looked at before. Raises StoreFault."""
+    tally = tally or Tally()
     if found.kind == "run":
-        checked = Checked([found.id])
+        checked = Checked([found.id], tally=tally)
     else:
         problems = list(_batch_problems(archive, found.id))
         try:
-            checked = Checked(runs_in(archive, found), problems)
+            checked = Checked(runs_in(archive, found), problems, tally)
         except (Fault, ValueError, KeyError, TypeError) as error:
             if isinstance(error, StoreFault):
                 raise
-            checked = Checked([], problems or [f"{keys.batch_targets(found.id)} cannot be read: {error}"])
+            checked = Checked([], problems or [f"{keys.batch_targets(found.id)} cannot be read: {error}"], tally)
     for run in checked.runs:
         try:
             checked.problems += Journal(archive, run).verify(checked.tally)
@@ -45,7 +48,7 @@ def check(archive: Archive, found: Found) -> Checked:
 
 
 def _batch_problems(archive: Archive, batch: str) -> list[str]:
-    """Of manifest.yaml and targets.json: each target's line must be what its run was asked."""
+    """Of manifest.yaml, targets.json and retries: each line must be what its run was asked."""
     key = keys.batch_targets(batch)
     try:
         data = archive.get(key)
@@ -57,14 +60,12 @@ def _batch_problems(archive: Archive, batch: str) -> list[str]:
             problems.append(f"{keys.batch_manifest(batch)} does not have the digest that {key} names")
         for entry in targets["targets"]:
             task = Journal(archive, entry["run"]).task()
-            asked = {
-                "target": task.target,
-                "run": task.run,
-                "repo": task.repo.model_dump(mode="json"),
-                "image": task.environment.image,
-            }
-            if (asked, task.batch) != (entry, batch):
+            if (entry_of(task), task.batch) != (entry, batch):
                 problems.append(f"{key} does not say of {entry['run']} what {keys.task(entry['run'])} says")
+        for member in (member for made in retries(archive, batch) for member in made.runs):
+            task = Journal(archive, member.run).task()
+            if (task.batch, task.target, task.ordinal) != (batch, member.target, member.ordinal):
+                problems.append(f"batch {batch} announced {member.run} as what {keys.task(member.run)} does not say")
         return problems
     except StoreFault:
         raise

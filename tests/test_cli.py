@@ -22,7 +22,6 @@ from runs_made import AT, claimed, ended, replied
 from scheduler.cli import checkup
 from scheduler.cli.main import run as dawn
 from scheduler.cli.terminal import plain
-from scheduler.enqueue import runs_of
 from scheduler.reading import parse
 from worker.contract.errors import ExitCode
 from worker.contract.events import (
@@ -42,6 +41,7 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
+from worker.store.members import members
 
 Make = Callable[..., Run]
 
@@ -228,7 +228,7 @@ def test_status_shows_what_a_cut_off_submit_has_written(
     Path("m.yaml").write_text(MANIFEST % "https://git.example.org/a}, {repo: https://git.example.org/b")
     assert dawn(["submit", "m.yaml", "--detach"]) == 0
     batch = capsys.readouterr().out.strip()
-    [gone, left] = runs_of(archive.get(keys.batch_targets(batch)))
+    [gone, left] = [member.run for member in members(archive, batch)]
     for key in (keys.task(gone), keys.open_marker(gone), keys.segment(gone, 0)):
         (tmp_path / "archive" / key).unlink()
     archive.create(keys.batch_manifest("cut-off"), b"")
@@ -243,11 +243,13 @@ def test_status_shows_what_a_cut_off_submit_has_written(
 
 def test_the_list_counts_verdicts(make_run: Make, archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a batch's row a reader sees at once whether what was changed is also right."""
-    make_run("a", claimed(), *ended(verdict="verified"))
-    make_run("b", claimed(), *ended(verdict="broke"))
-    make_run("c", claimed(), *ended("failed", failure=Failure(cls="limit", reason="steps"), verdict="broke"))
-    make_run("d", claimed())
-    archive.create(keys.batch_targets("n"), json.dumps({"targets": [{"run": run} for run in "abcd"]}).encode())
+    make_run("a", claimed(), *ended(verdict="verified"), target="a")
+    make_run("b", claimed(), *ended(verdict="broke"), target="b")
+    limit = Failure(cls="limit", reason="steps")
+    make_run("c", claimed(), *ended("failed", failure=limit, verdict="broke"), target="c")
+    make_run("d", claimed(), target="d")
+    targets = [{"target": run, "run": run} for run in "abcd"]
+    archive.create(keys.batch_targets("n"), json.dumps({"targets": targets}).encode())
     assert dawn(["status"]) == 0
     said = capsys.readouterr().out
     assert "1 changed/broke, 1 changed/verified, 1 failed, 1 running" in said

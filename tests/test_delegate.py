@@ -471,7 +471,7 @@ def test_a_delegate_whose_provider_is_away_parks_its_run(place: Place) -> None:
 def test_a_delegate_is_held_to_the_budget_of_its_batch(place: Place, redis_url: str) -> None:
     """Its run waits where the money is used up, and it goes on when somebody raises the budget."""
     hints = Hints(redis_url)
-    place.archive.create(keys.batch_targets("batch"), canonical({"targets": [{"run": RUN}]}))
+    place.archive.create(keys.batch_targets("batch"), canonical({"targets": [{"target": "t", "run": RUN}]}))
     place.submit(budget=Budget(usd=0.03))
     assert place.work(hints=hints) == "parked"
     run = place.run()

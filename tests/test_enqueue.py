@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.enqueue import Batch, freeze, runs_of, submit
+from scheduler.enqueue import Batch, freeze, submit
 from scheduler.reading import parse
 from worker.contract.errors import ConflictFault
 from worker.contract.task import Budget, Limits, Repo
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.journal import Journal
+from worker.store.members import members
 
 AT = "2026-11-30T02:00:00.000+00:00"
 TEXT = """\
@@ -33,7 +34,7 @@ def test_a_batch_is_written_with_its_runs(archive: Archive) -> None:
     made = batch()
     assert submit(made, archive, by="me", at=AT) == 2
     assert archive.get(keys.batch_manifest(made.id)).decode() == TEXT
-    assert runs_of(archive.get(keys.batch_targets(made.id))) == [task.run for task in made.tasks]
+    assert [member.run for member in members(archive, made.id)] == [task.run for task in made.tasks]
     assert sorted(archive.list("open/")) == sorted(f"open/{task.run}" for task in made.tasks)
     assert [Journal(archive, task.run).load().submitted_by for task in made.tasks] == ["me", "me"]
 

@@ -116,7 +116,7 @@ class Deployment:
     def submit(self, *runs: str, **changes: Any) -> None:
         """Runs of the batch, which has a budget of $1 if nothing else is said."""
         self.runs += runs
-        targets = {"targets": [{"run": run} for run in self.runs]}
+        targets = {"targets": [{"target": run, "run": run} for run in self.runs]}
         self.archive.overwrite(keys.batch_targets(BATCH), json.dumps(targets).encode())
         for run in runs:
             asked: dict[str, Any] = {

@@ -110,10 +110,12 @@ class _Preparation:
 
     def _wanted(self, image_id: str) -> dict[str, Any]:
         """The part of the fetch request that decides what comes: a packed source is what it is, of a URL the ref is
-        resolved first, because it moves."""
+        resolved first, because it moves, unless a lock did that."""
         repo = self.task.repo
         if repo.url is None:
             return {"kind": repo.source_kind, "source": repo.source, "ref": repo.ref}
+        if repo.commit is not None:
+            return {"kind": "url", "url": repo.url, "commit": repo.commit, "branch": repo.branch}
         request = {"op": "resolve", "url": repo.url, "ref": repo.ref}
         with self._workspace("prepare", image_id) as workspace:
             resolved = self._ask(workspace, request, RESOLVE_TIMEOUT_S)

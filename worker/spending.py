@@ -4,7 +4,6 @@ counters are made from when they are missing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -20,6 +19,7 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.counters import Part
 from worker.store.journal import Journal
+from worker.store.members import members
 from worker.tools.notes import Delegate
 from worker.tools.toolset import toolset
 
@@ -50,11 +50,7 @@ def fold(archive: Archive, level: str, prices: Prices, beside_s: float) -> dict[
 
 
 def _of_batch(archive: Archive, batch: str) -> list[str]:
-    key = keys.batch_targets(batch)
-    try:
-        return [str(target["run"]) for target in json.loads(archive.get(key))["targets"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise IntegrityFault(f"{key} is not what was written") from None
+    return [member.run for member in members(archive, batch)]
 
 
 def _of_day(archive: Archive, day: str) -> list[str]:

@@ -175,7 +175,7 @@ def go(
         raise typer.Exit(0)
     seen = _watch(batches, archive, where, wait=wait)
     _tell(list(seen.runs), archive, as_json=as_json)
-    code = exit_code(seen.runs.values(), held=seen.held)
+    code = exit_code(seen.standing, held=seen.held)
     raise typer.Exit(int(ExitCode.INTERRUPTED if seen.interrupted else code))
 
 

@@ -20,7 +20,7 @@ from worker.contract.notify import Notify
 TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
     2: frozenset({"tools", "fallbacks", "budget"}),
-    3: frozenset({"deliver", "labels", "notify"}),
+    3: frozenset({"deliver", "labels", "candidates", "window", "start_at", "notify"}),
 }
 """The fields that a version of the task added. One without any is still written as the version before, so that an
 older worker can read it."""
@@ -44,6 +44,7 @@ USD_MAX: Final = 1e9
 SECONDS_MAX: Final = 30 * 86400
 COUNT_MAX: Final = 2**53 - 1
 """Of limits that people ask for: any number is one that JSON and a clock can hold."""
+CANDIDATES_MAX: Final = 8
 
 
 class Limits(Frozen):
@@ -104,8 +105,10 @@ def beyond(limits: Limits) -> Iterator[tuple[str, float]]:
 
 
 def version_of(fields: Mapping[str, Any]) -> int:
-    """The lowest version of a task that has all of these fields, an empty one left aside."""
-    return max((version for version, added in ADDED.items() if any(fields.get(name) for name in added)), default=1)
+    """The lowest version of a task that has all of these fields, one that says nothing left aside."""
+    said = {name for name, field in Task.model_fields.items() if fields.get(name, field.default) != field.default}
+    locked = isinstance(repo := fields.get("repo"), Repo) and repo.commit is not None
+    return max([3 if locked else 1, *(version for version, added in ADDED.items() if said & added)])
 
 
 class Repo(Frozen):
@@ -113,7 +116,8 @@ class Repo(Frozen):
 
     ref: branch, tag or commit; None means the remote's HEAD. path: the folder inside the repository that the
     agent starts in and checks run in, relative, "" for the root. secret: NAME of the secret that opens a
-    private repository (its value is `DAWN_SECRET_<NAME>` in the worker's environment, never here).
+    private repository (its value is `DAWN_SECRET_<NAME>` in the worker's environment, never here). commit, branch:
+    what a lock says that ref was ("" for no branch); None to ask when it is fetched.
     """
 
     url: str | None = None
@@ -123,6 +127,8 @@ class Repo(Frozen):
     ref: str | None = None
     path: str = ""
     secret: str | None = None
+    commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")] | None = later(None)
+    branch: str = later("")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Repo:
@@ -276,7 +282,8 @@ def budget_text(microusd: int) -> str:
 class Task(Frozen):
     """What is asked of one repository.
 
-    run: id of the run this task belongs to. ordinal: 0 for the first run of a target, retries count on.
+    run: id of the run this task belongs to. ordinal: among the runs of its target: candidates first, retries count
+    on. candidates: how many runs of a target begin side by side.
     commands: plain shell commands run before any model. model: `none`, `scripted:NAME`, `replay:RUN`,
     `anthropic/NAME`, `openai/NAME`. script: text of the script when model is scripted. without_tools: names of tools
     that the model is not offered. fork: where it begins, None for the start commit. policy: rules over calls, the
@@ -311,6 +318,7 @@ class Task(Frozen):
     labels: tuple[str, ...] = later(())
     deliver: Deliver | None = later(None)
     notify: Notify | None = later(None)
+    candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:

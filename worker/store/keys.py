@@ -124,6 +124,33 @@ def batch_control_folder(batch: str) -> str:
     return f"batches/{batch}/control/"
 
 
+def batch_retries(batch: str, n: int) -> str:
+    return f"batches/{batch}/retries/{n:06d}.json"
+
+
+def batch_retries_folder(batch: str) -> str:
+    return f"batches/{batch}/retries/"
+
+
+def work_marker(work: str, run: str) -> str:
+    """Marker of a run that does the work of this key (scheduler/work.py)."""
+    return f"work/{work}/{run}"
+
+
+def work_folder(work: str) -> str:
+    return f"work/{work}/"
+
+
+
+
+
+
+
+
+
+
+
+
 def environment(key: str) -> str:
     return f"environments/{key}/env.json"
 
