@@ -12,10 +12,24 @@ from typing import Any
 import pytest
 
 import worker.store
-from worker.contract.events import Claimed, Event, Finished, Replied, Reply, Sealed, ToolCall, Usage
+from worker.contract.events import (
+    CheckResult,
+    Claimed,
+    Event,
+    Finished,
+    PatchStat,
+    Replied,
+    Reply,
+    Sealed,
+    ToolCall,
+    Usage,
+    Verdict,
+    canonical,
+)
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Repo, Task
+from worker.store import keys
 from worker.store.archive import Archive, open_archive
 from worker.store.journal import Journal
 
@@ -89,3 +103,15 @@ def audited(archive: Archive, run: str) -> tuple[int, str]:
     command = [sys.executable, "-I", "-c", program, archive.url.removeprefix("file://"), run]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr.strip()
+
+
+def name_runs(archive: Archive, targets: dict[str, str], batch: str = "night-0123456789ab") -> None:
+    """Write the batch's list of runs, as a submit does. targets: the target of each run."""
+    entries = [{"target": target, "run": run} for run, target in targets.items()]
+    archive.create(keys.batch_targets(batch), canonical({"v": 1, "batch": batch, "targets": entries}))
+
+
+def checked(verdict: str | None, colour: str = "green", tail: str = "", **patch: Any) -> Verdict:
+    """What a clean room measured with one check."""
+    check = CheckResult(name="tests", status=colour, exit_code=0 if colour == "green" else 1, tail=tail)
+    return Verdict(verdict=verdict, checks=(check,), patch=PatchStat(**patch))

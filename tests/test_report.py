@@ -80,9 +80,10 @@ def test_show_tells_all_of_a_long_failure(make_run: Make, capsys: pytest.Capture
 def test_a_batch_counts_refusals_apart(archive: Archive, make_run: Make) -> None:
     """T07: two that ended well and one that was refused, whose words are kept."""
     for run in ("a", "c"):
-        make_run(run, claimed(), *ended("changed", verdict="verified"))
+        make_run(run, claimed(), *ended("changed", verdict="verified"), target=run)
     refused = Failure(cls="refused", reason="content_filter", detail="the model answered content_filter")
-    make_run("b", claimed(), Finished(text="I cannot.", failure=refused), Sealed(outcome="failed", failure=refused))
+    said = Finished(text="I cannot.", failure=refused)
+    make_run("b", claimed(), said, Sealed(outcome="failed", failure=refused), target="b")
     assert report.counts(views(archive, "abc")) == "2 changed/verified, 1 refused"
     assert report.row(view(archive, "b"))["failure"] == "refused/content_filter"
     assert ("last words", "I cannot.") in report.summary(view(archive, "b"), datetime.fromisoformat(AT))
@@ -177,7 +178,7 @@ def test_what_was_asked_for_shows_before_a_run_has_read_it(
 def test_what_was_asked_of_a_batch_shows_in_each_of_its_runs(archive: Archive, make_run: Make) -> None:
     """Also taken back again."""
     for name, events in RUNS.items():
-        make_run(name, *events)
+        make_run(name, *events, target=name)
     tell(archive, None, BATCH, "pause", by="ann", at=AT)
     assert report.counts(views(archive, RUNS)) == "1 paused, 1 pausing, 1 waiting"
     tell(archive, None, BATCH, "unpause", by="ann", at=AT)

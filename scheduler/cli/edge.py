@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from worker.contract.errors import UsageFault
 
 if TYPE_CHECKING:
+    from scheduler.budget import Spending
     from worker.contract.settings import Settings
     from worker.store.archive import Archive
     from worker.store.hints import Hints
@@ -49,6 +50,21 @@ def hints(where: Settings) -> Hints | None:
 
     url = connected(where).redis_url
     return None if url is None else Hints(url)
+
+
+def spent_today(where: Settings) -> Spending | None:
+    """What the deployment spent today, where it has a budget of a day and its Redis can be asked: the archive alone
+    is enough for the rest."""
+    from scheduler.budget import spending_of_day
+    from worker.contract.errors import HintsFault
+
+    redis = None if where.day_budget_usd is None else hints(where)
+    if redis is None or where.day_budget_usd is None:
+        return None
+    try:
+        return spending_of_day(redis, where.day_budget_usd, datetime.now(UTC))
+    except HintsFault:
+        return None
 
 
 def stamp() -> str:

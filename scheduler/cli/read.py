@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from scheduler.budget import Spending
     from scheduler.runs import View, Views
-    from worker.contract.settings import Settings
     from worker.store.archive import Archive
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
@@ -59,7 +58,8 @@ def status(
         else:
             asked = [budget.spending(archive, view.task) for view in views.found]
             budgets = {money.of: money for money in asked if money is not None}
-        tell(views.found, budgets | _today(where), archive, as_json=json)
+        today = edge.spent_today(where)
+        tell(views.found, budgets | ({} if today is None else {today.of: today}), archive, as_json=json)
         if not json:
             for line in dict.fromkeys(line for view in views.found for line in report.ways_on(view, budgets)):
                 terminal.say(f"waits for you: {line}")
@@ -108,24 +108,6 @@ def tell(found: Sequence[View], budgets: Mapping[str, Spending], archive: Archiv
     terminal.emit_table(report.HEADINGS, [report.cells(view, budgets) for view in found])
     for budget in budgets.values():
         terminal.say(f"budget of {budget.of}: {budget.text}")
-
-
-def _today(where: Settings) -> dict[str, Spending]:
-    """What the deployment spent today, where it has a budget of a day and its Redis can be asked."""
-    from datetime import UTC, datetime
-
-    from scheduler.budget import spending_of_day
-    from scheduler.cli import edge
-    from worker.contract.errors import HintsFault
-
-    hints = None if where.day_budget_usd is None else edge.hints(where)
-    if hints is None or where.day_budget_usd is None:
-        return {}
-    try:
-        spent = spending_of_day(hints, where.day_budget_usd, datetime.now(UTC))
-    except HintsFault:  # the archive alone is enough for the rest
-        return {}
-    return {} if spent is None else {spent.of: spent}
 
 
 def _end_if_damaged(*listed: Views) -> None:

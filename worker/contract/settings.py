@@ -52,6 +52,7 @@ class Settings(BaseSettings):
     (worker/before_call.py).
     day_budget_usd: what all runs of the deployment may spend on models in one day (UTC); None for no bound.
     prices: a file of prices that go before the table we bring (worker/models/prices.py).
+    reports_dir: where the scheduler puts the files that `notify` of manifests asks for; None for `<state_dir>/reports`.
     """
 
     model_config = SettingsConfigDict(
@@ -83,6 +84,7 @@ class Settings(BaseSettings):
     anthropic_base_url: str | None = None
     prices: Path | None = None
     day_budget_usd: Annotated[float, Field(gt=0, le=USD_MAX)] | None = None
+    reports_dir: Path | None = None
 
     worker_slots: Count = 4
     lease_ttl_s: Seconds = 45
@@ -108,3 +110,7 @@ class Settings(BaseSettings):
     def archive_url(self) -> str:
         """The archive, `file://<state_dir>/archive` when none was named."""
         return self.archive or f"file://{self.state_dir / 'archive'}"
+
+    @property
+    def reports_folder(self) -> Path:
+        return self.reports_dir or self.state_dir / "reports"

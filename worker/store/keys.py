@@ -151,6 +151,28 @@ def work_folder(work: str) -> str:
 
 
 
+def batch_report(batch: str, n: int, name: str) -> str:
+    """name: `report.json`, and `report.md` and `report.html` that are made of it."""
+    return f"{batch_reports_folder(batch)}{n:06d}/{name}"
+
+
+def batch_reports_folder(batch: str) -> str:
+    return f"batches/{batch}/report/"
+
+
+def batch_notice(batch: str, n: int) -> str:
+    return f"{batch_notices_folder(batch)}{n:06d}.json"
+
+
+def batch_notices_folder(batch: str) -> str:
+    return f"batches/{batch}/notices/"
+
+
+def report_due(batch: str) -> str:
+    """Marker of a batch whose last report is not written yet, or not told to all who asked for it."""
+    return f"due/{batch}"
+
+
 def environment(key: str) -> str:
     return f"environments/{key}/env.json"
 
