@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
+from scheduler import windows
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
 from scheduler.plan import USUAL_CLAIM_S, Close, Held, Pool, Ring, Seen, Slots, plan
 from scheduler.post import Post
 from scheduler.seal import BY, seal
+from worker.contract import hours
 from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
 from worker.contract.run import Run
 from worker.contract.settings import Settings
@@ -222,9 +224,10 @@ class Scheduler:
             leased=name in leased,
             cancelled=mail.cancel is not None,
             blocked=mail.blocks,
-            held=None if (becomes := gate.held(cached.task, mail)) is None else Held("budget", becomes == "stop"),
+            begun=run.claims > 0,
+            held=windows.held(cached.task, run, now) or _held(gate.held(cached.task, mail)),
             barren_claims=run.barren_claims,
-            not_before=None if run.not_before is None else datetime.fromisoformat(run.not_before),
+            not_before=hours.not_before(cached.task, run),
             rung_age_s=_rung_age_s(cached, now, name in outstanding),
         )
 
@@ -265,6 +268,11 @@ class Scheduler:
 
     def _stamp(self) -> str:
         return self._now().isoformat(timespec="milliseconds")
+
+
+def _held(becomes: Literal["pause", "stop"] | None) -> Held | None:
+    """By a used up budget."""
+    return None if becomes is None else Held("budget", skip=becomes == "stop")
 
 
 def _began(epoch: str) -> datetime:

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 
 import structlog
 
 from worker import context, meter, phases, verdict
+from worker.contract import hours
 from worker.contract.cancel import Cancel
 from worker.contract.errors import (
     ConflictFault,
@@ -35,7 +38,7 @@ from worker.environments import Prepared, recorded
 from worker.hosting import AttemptHost
 from worker.janitor import sweep
 from worker.lease import Lease
-from worker.ledger import Ledger, due
+from worker.ledger import Ledger
 from worker.lost_reply import lost_reply
 from worker.mailbox import Mailbox
 from worker.models.protocol import Model
@@ -99,7 +102,8 @@ class _Attempt:
         self.ledger = Ledger(self.journal, self.lease, self.cancel, station.redactor, station.now, station.spool)
         before = self.ledger.run
         self.task = self.journal.task()
-        if not due(before, station.now()) or read_mail(station.archive, before, self.task.batch).blocks:
+        ready = hours.ready(self.task, before, datetime.fromisoformat(station.now()))
+        if not ready or read_mail(station.archive, before, self.task.batch).blocks:
             return "not_due"
         station.sandbox.has_image("toolbox")  # learns whether the engine answers: a claim without one would count
         engine, previous = station.sandbox.engine_id, _previous(before, station)
@@ -112,7 +116,8 @@ class _Attempt:
             purse = Purse(self.task, station, self.ledger)
             stack.callback(purse.close)
             self.station = replace(station, open_model=purse.open)
-            self.mailbox = Mailbox(station, self.ledger, self.cancel, self.task.batch)
+            shut = partial(hours.shut, self.task)
+            self.mailbox = Mailbox(station, self.ledger, self.cancel, self.task.batch, shut)
             self.ending = Ending(self.task, station, self.ledger, self.mailbox, purse)
             self.lease.each_beat(self.mailbox.beat)
             try:

@@ -1,5 +1,6 @@
 """Owns an attempt's ear: what people sent to its run or batch, taken between calls; a cancel at once, a pause when
-the call in hand had its time. Refuses to end the attempt itself: it says what was asked.
+the call in hand had its time; a window that closes is heard like a pause. Refuses to end the attempt itself: it says
+what was asked.
 """
 
 from __future__ import annotations
@@ -7,11 +8,15 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
+from datetime import datetime
 
 from worker import policy
 from worker.contract.cancel import Cancel
 from worker.contract.errors import HintsFault, IntegrityFault
-from worker.contract.events import Asked, Decided, Parked
+from worker.contract.events import Asked, Decided, Event, Parked
+from worker.contract.hours import Shut
+from worker.contract.run import Run
 from worker.host import Stopped
 from worker.ledger import Ledger
 from worker.station import Station
@@ -22,18 +27,34 @@ from worker.store.mail import Mail, last_mail, read_mail
 class Mailbox:
     """Of one attempt. `beat` runs in the heartbeat's thread, everything else in the loop's."""
 
-    def __init__(self, station: Station, ledger: Ledger, cancel: Cancel, batch: str) -> None:
-        self._station, self._ledger, self._cancel, self._batch = station, ledger, cancel, batch
+    def __init__(
+        self,
+        station: Station,
+        ledger: Ledger,
+        cancel: Cancel,
+        batch: str,
+        shut: Callable[[Run, datetime], Shut | None] = lambda run, now: None,
+    ) -> None:
+        """shut: whether the run's window is closed, and until when."""
+        self._station, self._ledger, self._cancel, self._batch, self._shut = station, ledger, cancel, batch, shut
         self._arrived = threading.Event()
         self._arrived.set()  # what came while nobody worked on the run
         self._hinted: dict[str, int] = {}
         self._looked_s = -math.inf
+        self._person_pauses = False
         self._paused_s: float | None = None
 
     def beat(self) -> None:
         """Look where a hint points, and now and then without one. Raises StoreFault."""
         now_s, settings = time.monotonic(), self._station.settings
-        if self._paused_s is not None and now_s - self._paused_s > settings.drain_soft_s:
+        shut = self._closed()
+        if shut is not None and shut.over:
+            self._cancel.set("window")
+        if shut is None and not self._person_pauses:
+            self._paused_s = None
+        elif self._paused_s is None:
+            self._paused_s = now_s
+        elif now_s - self._paused_s > settings.drain_soft_s:
             self._cancel.set("pause")
         hinted = self._hints()
         if hinted == self._hinted and now_s - self._looked_s < settings.inbox_poll_s:
@@ -48,28 +69,30 @@ class Mailbox:
             self._arrived.set()
         if mail.cancel is not None:
             self._cancel.set("cancel")
-        if not mail.paused_by:
-            self._paused_s = None
-        elif self._paused_s is None:
-            self._paused_s = now_s
+        self._person_pauses = bool(mail.paused_by)
 
     def take(self) -> Parked | Stopped | None:
-        """Consume what arrived (commits `steered`); says whether it asks to park (committed) or to stop. A `closed`
-        of an attempt that died while it sealed is void with that, and people can write again."""
-        if not self._arrived.is_set():
+        """Consume what arrived (commits `steered`); says whether that, or a window that closed, asks to park
+        (committed) or to stop. A `closed` of an attempt that died while it sealed is void with that, and people can
+        write again."""
+        shut = self._closed()
+        if shut is None and not self._arrived.is_set():
             return None
         self._arrived.clear()
         mail = self._read()
         if mail.cancel is not None:
             return Stopped("cancel")  # consumed with the seal, in one segment: no crash may lose it
-        events = mail.steered()
+        if shut is not None and shut.over:
+            return Stopped("window")
+        parked: Parked | None = None
         if mail.paused_by:
             parked = Parked(waiting="paused", detail=f"paused by {mail.paused_by}")
-            self._ledger.commit(*events, parked)
-            return parked
+        elif shut is not None:
+            parked = Parked(waiting="window", until=shut.until.isoformat(timespec="milliseconds"))
+        events: list[Event] = [*mail.steered(), *([] if parked is None else [parked])]
         if events:
             self._ledger.commit(*events)
-        return None
+        return parked
 
     def decide(self) -> Parked | None:
         """Take in the decision on what the run asked (commits `decided`); while there is none it waits on."""
@@ -123,6 +146,9 @@ class Mailbox:
         parked = Parked(waiting="budget", until=until, detail=detail)
         self._ledger.commit(parked)
         return parked
+
+    def _closed(self) -> Shut | None:
+        return self._shut(self._ledger.run, datetime.fromisoformat(self._station.now()))
 
     def _hints(self) -> dict[str, int]:
         """What Redis knows of newer mail; without it the archive is looked at in its own time."""

@@ -13,14 +13,17 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
 from worker.contract.delivery import Deliver
+from worker.contract.filekinds import Glob
 from worker.contract.frozen import Frozen as Frozen
 from worker.contract.frozen import later as later
 from worker.contract.notify import Notify
+from worker.contract.window import Window
+from worker.contract.zones import Moment
 
 TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
     2: frozenset({"tools", "fallbacks", "budget"}),
-    3: frozenset({"deliver", "labels", "candidates", "window", "start_at", "notify"}),
+    3: frozenset({"deliver", "labels", "candidates", "window", "start_at", "notify", "vars"}),
 }
 """The fields that a version of the task added. One without any is still written as the version before, so that an
 older worker can read it."""
@@ -108,7 +111,8 @@ def version_of(fields: Mapping[str, Any]) -> int:
     """The lowest version of a task that has all of these fields, one that says nothing left aside."""
     said = {name for name, field in Task.model_fields.items() if fields.get(name, field.default) != field.default}
     locked = isinstance(repo := fields.get("repo"), Repo) and repo.commit is not None
-    return max([3 if locked else 1, *(version for version, added in ADDED.items() if said & added)])
+    reports = any(check.junit for check in fields.get("checks", ()))
+    return max([3 if locked or reports else 1, *(version for version, added in ADDED.items() if said & added)])
 
 
 class Repo(Frozen):
@@ -151,10 +155,12 @@ class Environment(Frozen):
 
 
 class Check(Frozen):
-    """A command whose exit code 0 means green; name is unique in its task."""
+    """A command whose exit code 0 means green; name is unique in its task. junit: path or glob, from where the check
+    runs, of the JUnit XML that it writes."""
 
     name: str
     command: str
+    junit: Glob | None = later(None)
 
 
 class ForkPoint(Frozen):
@@ -289,8 +295,10 @@ class Task(Frozen):
     that the model is not offered. fork: where it begins, None for the start commit. policy: rules over calls, the
     first that matches counts. on_ask: what a call that needs a person does: wait for one, be denied, or fail the run.
     tools: the task's own, beside ours. fallbacks: models that answer where the first cannot be had, in this order.
-    budget: of the whole batch, the same in each of its tasks; None for no bound. labels: words of the manifest that
-    people select runs by. deliver: what becomes of the patch; None for nothing but keeping it. notify: who
+    budget: of the whole batch, the same in each of its tasks; None for no bound. vars: the target's own
+    texts, which prompt and commands hold already. labels: words of the manifest that
+    people select runs by. deliver: what becomes of the patch; None for nothing but keeping it. window: the hours in
+    which the batch may work, None for all. start_at: before when it does not begin. notify: who
     hears of the batch.
     """
 
@@ -316,9 +324,12 @@ class Task(Frozen):
     fallbacks: tuple[str, ...] = later(())
     budget: Budget | None = later(None)
     labels: tuple[str, ...] = later(())
+    vars: dict[str, str] = later({})
     deliver: Deliver | None = later(None)
     notify: Notify | None = later(None)
     candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
+    window: Window | None = later(None)
+    start_at: Moment | None = later(None)
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:
