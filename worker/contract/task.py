@@ -17,13 +17,15 @@ from worker.contract.filekinds import Glob
 from worker.contract.frozen import Frozen as Frozen
 from worker.contract.frozen import later as later
 from worker.contract.notify import Notify
+from worker.contract.waves import WEIGHT_MAX, Breaker, Waves
 from worker.contract.window import Window
 from worker.contract.zones import Moment
 
 TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
     2: frozenset({"tools", "fallbacks", "budget"}),
-    3: frozenset({"deliver", "labels", "candidates", "window", "start_at", "notify", "vars"}),
+    3: frozenset({"deliver", "labels", "candidates", "window", "start_at", "notify", "vars"})
+    | {"waves", "breaker", "weight", "parallel", "max_per_repo"},
 }
 """The fields that a version of the task added. One without any is still written as the version before, so that an
 older worker can read it."""
@@ -299,7 +301,9 @@ class Task(Frozen):
     texts, which prompt and commands hold already. labels: words of the manifest that
     people select runs by. deliver: what becomes of the patch; None for nothing but keeping it. window: the hours in
     which the batch may work, None for all. start_at: before when it does not begin. notify: who
-    hears of the batch.
+    hears of the batch. waves, breaker: how it begins, and when no more of it does. weight: how many turns it has at
+    slots for one of another batch. parallel: how many of its runs are worked on at a time; max_per_repo: how many,
+    of any batch, on a repository when one of these begins there; None for any number.
     """
 
     v: Literal[1, 2, 3] = 1
@@ -330,6 +334,11 @@ class Task(Frozen):
     candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
     window: Window | None = later(None)
     start_at: Moment | None = later(None)
+    waves: Waves = later(None)
+    breaker: Breaker | None = later(None)
+    weight: Annotated[int, Field(ge=1, le=WEIGHT_MAX)] = later(1)
+    parallel: Count | None = later(None)
+    max_per_repo: Count | None = later(None)
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:

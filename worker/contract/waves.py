@@ -4,6 +4,7 @@ Pure; refuses to count runs (scheduler/ended.py does).
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -12,8 +13,16 @@ from worker.contract.frozen import Frozen
 
 WEIGHT_MAX: Final = 100
 WAVES_MAX: Final = 20
+SHARE: Final = re.compile(r"100%|[1-9][0-9]?%")
 
-Size = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=r"^(rest|100%|[1-9][0-9]?%)$")]
+
+def _size(size: int | str) -> int | str:
+    if size == "rest" or (size >= 1 if isinstance(size, int) else SHARE.fullmatch(size)):
+        return size
+    raise ValueError("must be a number of targets, a share of all like 25%, or rest")
+
+
+Size = Annotated[int | str, AfterValidator(_size)]
 """Of a wave: targets, a share of all of them, rounded up, or all that are left."""
 
 
@@ -25,7 +34,8 @@ def _to_the_end(sizes: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 Sizes = Annotated[tuple[Size, ...], Field(min_length=1, max_length=WAVES_MAX), AfterValidator(_to_the_end)]
 USUAL: Final = (3, "25%", "rest")
-"""Enough to see that a task is asked wrongly, then enough to see how often it fails."""
+"""Enough to see that a task is asked wrongly, then enough to see how often it fails: a quarter is what rolling
+updates commonly change at once (Kubernetes)."""
 
 
 def _usual(value: Any) -> Any:
