@@ -63,7 +63,8 @@ class Delivery(Frozen):
 
 class Delivered(Frozen):
     """The fold over a run's deliveries. tips: commits that the branch had by us, or was to have. asked: somebody
-    wants it, and nothing came of it yet. acted_at: of the last act that was done. seen: how many records there are."""
+    wants it, and nothing came of it yet. acted_at: of the last act that was done. seen: how many records there are.
+    """
 
     state: State = "none"
     branch: str = ""
@@ -159,3 +160,19 @@ def words_of(task: Task) -> dict[str, str]:
         "key": digest(canonical([task.batch, task.target]))[:KEY_DIGITS],
         "task": " ".join(asked.split())[:TASK_CHARS],
     }
+
+
+def delivery_of(run: str) -> str:
+    """The name of a delivery's lease, doorbell and hint: its run has others of its own."""
+    return f"deliver:{run}"
+
+
+def token_of(task: Task) -> str:
+    """NAME of the secret that a task is delivered with, "" for none."""
+    return (task.deliver.token if task.deliver else None) or task.repo.secret or ""
+
+
+def accounts(task: Task) -> tuple[str, str, str]:
+    """What may be told to wait: all that is delivered with the token, into the repository, or this run alone."""
+    repo = digest((task.repo.url or "").encode())[:KEY_DIGITS]
+    return f"forge:{token_of(task)}", f"repository:{repo}", delivery_of(task.run)

@@ -32,10 +32,10 @@ class Deliver(Frozen):
     when: of a changed run, its verdict is `verified`; a person `approved` its patch; or it is `changed`, whatever the
     verdict. A rejected patch is never delivered. branch, title, body: templates, see WORDS; the branch must hold
     {key} (which stands for batch and target) or {run}, so that no two targets share one. base: the branch that it
-    shall go into, None for the one that the run started from, or the repository's default. token: NAME of the secret `DAWN_SECRET_<NAME>` of workers that
-    deliver; None for the repository's own. api_url: where the forge's API is not at its host's usual place.
-    rate_per_hour: of all runs that deliver with the token. open_per_repo: how many pull requests of ours may be open
-    in a repository.
+    shall go into, None for the one that the run started from, or the repository's default. token: NAME of the secret
+    `DAWN_SECRET_<NAME>` of workers that deliver; None for the repository's own. api_url: where the forge's API is not
+    at its host's usual place. rate_per_hour: of all runs that deliver with the token. open_per_repo: how many pull
+    requests of ours may be open in a repository.
     """
 
     kind: Kind = "patch"

@@ -165,6 +165,22 @@ class ProviderFault(Fault):
         self.unheard_microusd: int | None = None
 
 
+class ForgeFault(Fault):
+    """A forge did not do what it was asked. reason: limit, connection, auth, exists, refused, answer or unknown.
+
+    retry_after_s: how long it asked everybody with this token to wait, seconds, at most RETRY_AFTER_S_MAX.
+    """
+
+    exit_code = ExitCode.TRY_LATER
+
+    def __init__(
+        self, reason: str, message: str, *, hint: str = "", retryable: bool = False, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, retryable=retryable)
+        self.reason = reason
+        self.retry_after_s = _wait_s(retry_after_s)
+
+
 def _wait_s(asked_s: float | None) -> float | None:
     return None if asked_s is None or not 0 <= asked_s < math.inf else min(asked_s, RETRY_AFTER_S_MAX)
 

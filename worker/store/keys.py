@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from worker.contract.errors import IntegrityFault, InvalidFault
 
 KEY_BYTES = 900
@@ -98,6 +100,31 @@ def inbox(run: str, n: int) -> str:
 
 def inbox_folder(run: str) -> str:
     return f"runs/{run}/inbox/"
+
+
+def delivery(run: str, n: int) -> str:
+    return f"{deliveries(run)}{n:06d}.json"
+
+
+def deliveries(run: str) -> str:
+    return f"runs/{run}/deliveries/"
+
+
+def review(run: str, n: int) -> str:
+    return f"{reviews(run)}{n:06d}.json"
+
+
+def reviews(run: str) -> str:
+    return f"runs/{run}/reviews/"
+
+
+def pushed(at: datetime, token: str, run: str) -> str:
+    """Marker of a run that was delivered then, with a token of that name."""
+    return f"{pushed_folder(at)}{at:%H%M%S}-{token}-{run}"
+
+
+def pushed_folder(hour: datetime) -> str:
+    return f"pushed/{hour:%Y-%m-%dT%H}/"
 
 
 def open_marker(run: str) -> str:
