@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from scheduler.manifest import Manifest
+from scheduler.reading import Loaded
+from scheduler.work import earlier, reused, work_key
 from worker.contract.errors import ConflictFault
 from worker.contract.events import canonical, digest
 from worker.contract.task import Repo, Task, version_of
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 
 ID_DIGITS: Final = 12
@@ -28,12 +30,14 @@ TARGETS_VERSION: Final = 1
 
 @dataclass(frozen=True)
 class Batch:
-    """What is written at submit. tasks: in the manifest's order, the candidates of a target together."""
+    """What is written at submit. tasks: in the manifest's order, the candidates of a target together. reuse: a run
+    whose work was done and verified before ends at once, and names the run that did it."""
 
     id: str
     manifest: bytes
     targets: bytes
     tasks: tuple[Task, ...]
+    reuse: bool = False
 
 
 def freeze(
@@ -103,10 +107,25 @@ def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
         raise ConflictFault(f"batch {batch.id} exists already with other targets", hint="give it another name")
 
     def write(task: Task) -> bool:
-        return Journal(archive, task.run).submit(task, by, at)
+        return submit_run(task, archive, by=by, at=at, reuse=batch.reuse)
 
     with ThreadPoolExecutor(WRITERS) as pool:
         return sum(pool.map(write, batch.tasks))
+
+
+def submit_run(task: Task, archive: Archive, *, by: str, at: str, reuse: bool = False) -> bool:
+    """Write one run, or what of it is missing, and its mark under its work; whether it is new. reuse: see Batch.
+    Raises StoreFault, ConflictFault."""
+    work, journal = work_key(task), Journal(archive, task.run)
+    if work is None:
+        return journal.submit(task, by, at)
+    fresh = archive.size(keys.segment(task.run, 0)) is None
+    if reuse and fresh and (done := earlier(archive, work)) is not None:
+        Inbox(archive, task.run).close(0, by=by, at=at)
+        return journal.submit(task, by, at, reused(done))
+    new = journal.submit(task, by, at)
+    archive.create(keys.work_marker(work, task.run), b"")
+    return new
 
 
 def run_id(batch: str, repo: Repo, target: str, ordinal: int) -> str:

@@ -35,6 +35,7 @@ KINDS: Final = (
     "day markers",
     "environments",
     "images",
+    "work marks",
     "sources",
     "blobs and snapshots",
 )
@@ -51,7 +52,8 @@ class Garbage:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What a run names. whole: every event of it was read. parts: its own objects that its events name."""
+    """What a run names. whole: every event of it was read. parts: its own objects that its events name. parent: the
+    run that it was forked from, or whose work it reuses."""
 
     run: Run
     batch: str = ""
@@ -106,6 +108,8 @@ def _mark_of(archive: Archive, name: str) -> _Mark:
             if isinstance(record.event, Prepared):
                 environments.add(record.event.environment_key)
             parts.update(key for key, _ in named(name, "", record.event))
+        if run.sealed is not None and run.sealed.reused:
+            parent = run.sealed.reused  # what it has to show is that run's
     except (StoreFault, NotFoundFault) as fault:
         if isinstance(fault, StoreFault) or archive.size(keys.task(name)) is not None:
             raise
@@ -143,6 +147,9 @@ def _garbage(archive: Archive, marks: dict[str, _Mark], limit: datetime) -> Garb
         for key in _unnamed(archive, name, mark)
     ]
     garbage.found["day markers"] = [f"days/{day}/" for day in archive.folders("days/") if day < f"{limit:%Y-%m-%d}"]
+    garbage.found["work marks"] = [
+        key for key in archive.aged("work/", older_than_s=UNNAMED_S) if key.rpartition("/")[2] not in kept
+    ]
     sources = {keys.source(mark.source) for mark in kept.values()}
     unreadable = any(mark.why for mark in kept.values())
     if not unreadable:

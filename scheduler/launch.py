@@ -87,10 +87,17 @@ def interrupts() -> Iterator[Interrupts]:
 
 
 def batch_of(
-    loaded: Loaded, archive: Archive, *, say: Say, key: str = "", lane: Lane = "batch", secret: str | None = None
+    loaded: Loaded,
+    archive: Archive,
+    *,
+    say: Say,
+    key: str = "",
+    lane: Lane = "batch",
+    secret: str | None = None,
+    reuse: bool = False,
 ) -> Batch:
-    """Locate, pack and store what the targets name, and freeze the batch. Raises ManifestFault with every target
-    that cannot be used, StoreFault."""
+    """Locate, pack and store what the targets name, and freeze the batch. reuse: see Batch. Raises ManifestFault with
+    every target that cannot be used, StoreFault."""
     repos: list[Repo] = []
     problems = []
     limit_bytes = loaded.manifest.limits.workspace_bytes
@@ -105,8 +112,7 @@ def batch_of(
             problems.append(loaded.document.problem(("targets", number, "repo"), str(fault)))
     if problems:
         raise ManifestFault(loaded.name, problems)
-    manifest = _replayed(loaded.manifest, archive)
-    return freeze(manifest, loaded.text, repos, script=loaded.script, key=key, lane=lane)
+    return replace(freeze(loaded, repos, key=key, lane=lane), reuse=reuse)
 
 
 def _replayed(manifest: Manifest, archive: Archive) -> Manifest:

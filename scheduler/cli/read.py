@@ -222,6 +222,10 @@ def diff(run: RunArgument) -> None:
     ended = journal.load()
     if ended.sealed is None:
         raise ConflictFault(f"run {name} has not ended", hint=f"wait for it: dawn logs {name} -f")
+    if ended.sealed.reused:
+        terminal.say(f"run {name} reused the work of {ended.sealed.reused}; this is its patch")
+        diff(ended.sealed.reused, source)
+        return
     patch = ended.sealed.artifacts.get("patch.diff")
     if patch is not None:
         terminal.emit_raw(journal.get_blob(patch))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scheduler.enqueue import Batch
     from scheduler.launch import Watched
     from worker.contract.events import Record
-    from worker.contract.run import Run
+    from worker.contract.run import FailOn, Run
     from worker.contract.settings import Settings
     from worker.store.archive import Archive
 
@@ -21,6 +21,15 @@ Detach = Annotated[bool, typer.Option("--detach", help="Submit and leave; a runn
 NoWait = Annotated[
     bool,
     typer.Option("--no-wait", help="Leave when all that is left waits for a person (exit code 9) or for budget (6)."),
+]
+
+
+FailOnOption = Annotated[
+    str,
+    typer.Option(
+        metavar="any|all|infra|never",
+        help="Which failed runs make it exit with 4 or 5: any, only all of them, those of class infra.",
+    ),
 ]
 
 
@@ -99,26 +108,38 @@ def run(
 
 def submit(
     file: Annotated[str, typer.Argument(help="A manifest in YAML.")],
+    again: Annotated[
+        bool, typer.Option("--again", help="A new batch, and nothing of earlier ones is reused.")
+    ] = False,
+    fail_on: FailOnOption = "any",
     no_wait: NoWait = False,
     detach: Detach = False,
     json: AsJson = False,
 ) -> None:
-    """Run a manifest's task on all its targets, to their end. The same again completes what is missing."""
+    """Run a manifest's task on all its targets, to their end.
+
+    The same again completes what is missing, and changes nothing else.
+
+    Work that was done before and verified is not done again: such a run ends at once as reused and names the other.
+    """
+    import secrets
     from pathlib import Path
 
     from scheduler.cli import edge
     from scheduler.launch import batch_of
     from scheduler.reading import load, load_tools
 
+    counted = _fail_on(fail_on)
     where = edge.settings()
     loaded = load(Path(file), where.limits, load_tools(where.tools))
     archive = edge.archive(where)
-    batch = batch_of(loaded, archive, say=terminal.say)
+    key = secrets.token_hex(8) if again else ""
+    batch = batch_of(loaded, archive, say=terminal.say, key=key, reuse=not again)
     if earlier := [one for one in archive.folders("batches/") if _name(one) == _name(batch.id) and one != batch.id]:
         terminal.say(
             f"note: {batch.id} differs from {earlier[-1]}, which has the same name; it is a batch of its own"
         )
-    go([batch], archive, where, detach=detach, wait=not no_wait, as_json=json)
+    go([batch], archive, where, detach=detach, wait=not no_wait, as_json=json, fail_on=counted)
 
 
 def demo() -> None:
@@ -156,9 +177,16 @@ def demo() -> None:
 
 
 def go(
-    batches: list[Batch], archive: Archive, where: Settings, *, detach: bool, as_json: bool, wait: bool = True
+    batches: list[Batch],
+    archive: Archive,
+    where: Settings,
+    *,
+    detach: bool,
+    as_json: bool,
+    wait: bool = True,
+    fail_on: FailOn = "any",
 ) -> None:
-    """Submit the batches and end the command: at once, or when their runs have ended."""
+    """Submit the batches and end the command: at once, or when their runs have ended. fail_on: see exit_code."""
     from scheduler import launch
     from scheduler.cli import edge
     from worker.contract.errors import ExitCode
@@ -175,7 +203,7 @@ def go(
         raise typer.Exit(0)
     seen = _watch(batches, archive, where, wait=wait)
     _tell(list(seen.runs), archive, as_json=as_json)
-    code = exit_code(seen.standing, held=seen.held)
+    code = exit_code(seen.standing, held=seen.held, fail_on=fail_on)
     raise typer.Exit(int(ExitCode.INTERRUPTED if seen.interrupted else code))
 
 
@@ -224,6 +252,18 @@ def limit_of(text: str) -> tuple[str, Any]:
         return name, json.loads(value.lower() if value.lower() in ("none", "null") else value)
     except ValueError:
         return name, None if value.lower() == "none" else value
+
+
+def _fail_on(word: str) -> FailOn:
+    from typing import get_args
+
+    from worker.contract.errors import UsageFault
+    from worker.contract.run import FailOn
+
+    known: tuple[FailOn, ...] = get_args(FailOn)
+    if found := [one for one in known if one == word]:
+        return found[0]
+    raise UsageFault(f"--fail-on takes {', '.join(known)}, not {word!r}")
 
 
 def _secret(name: str | None) -> str | None:

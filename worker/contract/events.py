@@ -33,7 +33,7 @@ from worker.contract.zones import Moment as Moment
 JOURNAL_VERSION: Final = 4
 """2 added `instructions` to `prepared` and `price_source` to `compacted`; 3 added `delegated`,
 `paced` to `parked` and `waited_ms` to every line; 4 added what JUnit XML tells to checks and `verdict`, `guards` to
-`verdict` and `fed_back`, and `contradictions` to `sealed`."""
+`verdict` and `fed_back`, `contradictions` and `reused` to `sealed`."""
 
 
 FailureClass = Literal["limit", "agent", "refused", "provider", "env", "infra"]
@@ -262,6 +262,7 @@ class Sealed(Frozen):
     damaged: number of the first segment that cannot be read, None for a sound journal. Such a seal follows the last
     sound line in the chain and the last segment in number: what lies between is neither read nor hidden.
     contradictions: of the agent's last words with what was measured (see claims.py).
+    reused: the run whose equal work was verified earlier, where the outcome is that; its patch is this one's.
     """
 
     type: Literal["sealed"] = "sealed"
@@ -271,6 +272,7 @@ class Sealed(Frozen):
     artifacts: dict[str, Digest] = {}
     detail: str = ""
     damaged: int | None = None
+    reused: str = later("")
     contradictions: tuple[Contradiction, ...] = later(())
 
 

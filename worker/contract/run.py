@@ -327,14 +327,18 @@ def fold(records: Iterable[tuple[Record, str]], start: Run | None = None) -> Run
     return run
 
 
-def exit_code(runs: Iterable[Run], *, held: bool = False) -> ExitCode:
+FailOn = Literal["any", "all", "infra", "never"]
+
+
+def exit_code(runs: Iterable[Run], *, held: bool = False, fail_on: FailOn = "any") -> ExitCode:
     """The exit code of a set of sealed or waiting runs, by the plan's precedence 8, 7, 6, 9, 5, 4, 0.
 
     Skipped, stopped or waiting for a budget of the batch or the day: 6. Skipped by breaker: 7. Waiting for a person:
-    9. One run that failed: 4, never 5. held: some were not begun, because a budget is used up.
+    9. One run that failed: 4, never 5. held: some were not begun, because a budget is used up. fail_on: failed runs
+    count where there are any, where all failed, where one failed for our own machinery (class infra), or never.
     """
     found: set[ExitCode] = {ExitCode.BUDGET} if held else set()
-    failed = total = 0
+    failed = infra = total = 0
     for run in runs:
         total += 1
         sealed = run.sealed
@@ -351,9 +355,11 @@ def exit_code(runs: Iterable[Run], *, held: bool = False) -> ExitCode:
             found.add(ExitCode.BUDGET if sealed.detail == "budget" else ExitCode.BREAKER)
         elif sealed.outcome == "failed" or sealed.verdict in FAILED_VERDICTS:
             failed += 1
+            infra += sealed.failure is not None and sealed.failure.cls == "infra"
             if sealed.failure is not None and sealed.failure.cls == "limit" and sealed.failure.reason in BUDGETS:
                 found.add(ExitCode.BUDGET)
-    if failed:
+    counts = {"any": failed > 0, "all": 0 < failed == total, "infra": infra > 0, "never": False}
+    if counts[fail_on]:
         found.add(ExitCode.ALL_FAILED if failed == total and total > 1 else ExitCode.SOME_FAILED)
     order = (
         ExitCode.CANCELLED,

@@ -60,6 +60,8 @@ def evidence_problems(archive: Archive, run: str, records: Sequence[Record], tal
         if isinstance(event, Delegated):
             key = keys.segment(keys.delegate(run, event.call_id), event.seq)
             found |= dict.fromkeys(_line_problems(archive, key, event.hash, "its run"))
+        if isinstance(event, Sealed) and event.reused and archive.size(keys.task(event.reused)) is None:
+            found[f"run {event.reused}, whose work run {run} reused, is gone"] = None
         holders = origins if record.seq == 0 else [run]
         for places in zip(*(named(holder, environment, event) for holder in holders), strict=True):
             said = [_object_problem(archive, key, name, tally) for key, name in places]

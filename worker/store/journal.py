@@ -70,9 +70,10 @@ class Journal:
         self.run = run
         self._archive = archive
 
-    def submit(self, task: Task, by: str, at: str) -> bool:
+    def submit(self, task: Task, by: str, at: str, seal: Sealed | None = None) -> bool:
         """Write task.json, the open marker and segment 0, or what of them is missing; True when segment 0 is ours.
 
+        seal: the run ends in segment 0, and nobody ever works on it: then there is no marker.
         Segment 0 of a fork is made of the parent's journal, which is read before anything is written. Raises
         ConflictFault when another task stands under this run id, InvalidFault when the copy is over SEGMENT_BYTES.
         """
@@ -85,7 +86,9 @@ class Journal:
             raise ConflictFault(f"run {self.run} exists already with another task", hint="submit under another key")
         if self._archive.size(keys.segment(self.run, 0)) is not None:
             return False  # the marker came before segment 0, and may be gone because the run is sealed
-        if not keys.is_delegate(self.run):  # nobody rings it: it is worked on with its run
+        if seal is not None:
+            opening.append(seal)
+        elif not keys.is_delegate(self.run):  # nobody rings it: it is worked on with its run
             self._archive.create(keys.open_marker(self.run), b"")
         try:
             self.append(Run(id=self.run), opening, attempt=None, at=at)
@@ -227,6 +230,14 @@ class Journal:
             return fold(self._write_at(last + 1, run, [seal], attempt=None, at=at, nonce=secrets.token_hex(16)), run)
         except ConflictFault:
             return None
+
+    def tail(self) -> Record:
+        """The last record, proven by nothing but its own form: for whoever looks at the ends of many runs. Raises
+        NotFoundFault where nothing was written."""
+        last = max(self._archive.list(keys.journal(self.run)), default=None)
+        if last is None:
+            raise NotFoundFault(f"run {self.run} has no journal")
+        return self._segment(keys.segment_seq(last), None)[-1][0]
 
     def _is_seal(self, seq: int) -> bool:
         """Whether that segment can be read and ends the run, though others may be damaged."""
