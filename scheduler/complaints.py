@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 
-from worker.contract.places import Document, Path, Problem
+from worker.contract.places import Code, Document, Path, Problem
 
 WORDS: Final = {
     "missing": "is required",
@@ -34,14 +34,25 @@ def complaint(document: Document, details: Mapping[str, Any], form: Any) -> Prob
     """One of pydantic's errors about the document. form: the model, or the type, that it was read as."""
     path, here = _follow(tuple(details["loc"]), form)
     if details["type"] != "extra_forbidden":
-        return document.problem(path, message(details))
+        return document.problem(path, _message(details), code=_code(details["type"]))
     keys = [name for model in here for name in model.model_fields]
-    near = difflib.get_close_matches(str(path[-1]), keys, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(keys)}"
-    return document.problem(path, f"unknown key; {hint}", at_key=True)
+    hint = nearest(str(path[-1]), keys)
+    return document.problem(path, "is not known here", at_key=True, code="unknown-key", hint=hint)
 
 
-def message(details: Mapping[str, Any]) -> str:
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A hint: the known word that was meant, else all of them."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known) or 'nothing'}"
+
+
+def _code(kind: str) -> Code:
+    if kind == "missing":
+        return "missing"
+    return "type" if kind.endswith(("_type", "_parsing")) or kind == "int_from_float" else "value"
+
+
+def _message(details: Mapping[str, Any]) -> str:
     """In the words of YAML, not of Python."""
     said = str(details["msg"]).removeprefix("Value error, ")
     return WORDS.get(details["type"]) or re.sub(r"^(Input|String|Tuple|List|Value) should ", "must ", said)

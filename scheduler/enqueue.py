@@ -6,7 +6,7 @@ Ids are digests of what was asked: the same submit again completes what is missi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from scheduler.reading import Loaded
 from scheduler.work import earlier, reused, work_key
 from worker.contract.errors import ConflictFault
-from worker.contract.events import canonical, digest
+from worker.contract.events import Event, canonical, digest
 from worker.contract.task import Repo, Task, version_of
 from worker.store import keys
 from worker.store.archive import Archive
@@ -41,30 +41,27 @@ class Batch:
 
 
 def freeze(
-    manifest: Manifest,
-    text: str,
-    repos: Sequence[Repo],
-    *,
-    script: str | None = None,
-    key: str = "",
-    lane: Literal["interactive", "batch"] = "batch",
+    loaded: Loaded, repos: Sequence[Repo], *, key: str = "", lane: Literal["interactive", "batch"] = "batch"
 ) -> Batch:
-    """The batch of a manifest whose targets are `repos`, in order. Pure.
+    """The batch of a manifest all of whose targets are resolved, and lie in `repos`, in order. Pure.
 
-    text: the manifest as written, stored for people. key: what makes a batch differ from an equal one before.
-    Raises pydantic's ValidationError only when manifest and contract disagree, which is a bug of ours.
+    key: what makes a batch differ from an equal one before. Raises pydantic's ValidationError only when manifest and
+    contract disagree, which is a bug of ours.
     """
+    manifest = loaded.manifest
     frozen = [
-        {"repo": repo.model_dump(mode="json"), "image": target.image or manifest.environment.image}
-        for target, repo in zip(manifest.targets, repos, strict=True)
+        {
+            "repo": repo.model_dump(mode="json"),
+            "image": one.target.image or manifest.environment.image,
+            **one.target.model_dump(include={"id", "vars"}),
+        }
+        for one, repo in zip(loaded.targets, repos, strict=True)
     ]
-    asked = {**manifest.model_dump(mode="json", exclude={"targets"}), "script": script, "key": key}
+    asked = {**manifest.model_dump(mode="json", exclude={"targets"}), "script": loaded.script, "key": key}
     name = f"{manifest.name}-{digest(canonical([asked, frozen]))[:ID_DIGITS]}"
     asked_of_all = {
-        "prompt": manifest.task.prompt,
-        "commands": manifest.task.commands,
         "model": manifest.task.model,
-        "script": script,
+        "script": loaded.script,
         "checks": manifest.checks,
         "limits": manifest.limits,
         "policy": manifest.policy,
@@ -74,24 +71,29 @@ def freeze(
         "without_tools": manifest.task.without_tools,
         "budget": manifest.budget,
         "labels": manifest.labels,
+        "notify": manifest.notify,
         "candidates": manifest.candidates,
     }
     tasks = [
         Task(
-            v=version_of(asked_of_all | {"repo": repo}),
-            run=run_id(name, repo, target, ordinal),
+            v=version_of(asked_of_all | {"repo": repo, "vars": one.target.vars}),
+            run=run_id(name, repo, one.id, ordinal),
             batch=name,
-            target=target,
+            target=one.id,
             ordinal=ordinal,
             lane=lane,
             repo=repo,
             environment=manifest.environment.model_copy(update={"image": entry["image"]}),
+            prompt=one.prompt,
+            commands=one.commands,
+            vars=one.target.vars,
             **asked_of_all,
         )
-        for target, (repo, entry) in zip(_target_ids(repos), zip(repos, frozen, strict=True), strict=True)
+        for one, repo, entry in zip(loaded.targets, repos, frozen, strict=True)
         for ordinal in range(manifest.candidates)
     ]
-    return Batch(name, text.encode(), targets_json(name, tasks, text.encode()), tuple(tasks))
+    text = loaded.text.encode()
+    return Batch(name, text, targets_json(name, tasks, text), tuple(tasks))
 
 
 def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
@@ -113,17 +115,19 @@ def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
         return sum(pool.map(write, batch.tasks))
 
 
-def submit_run(task: Task, archive: Archive, *, by: str, at: str, reuse: bool = False) -> bool:
+def submit_run(
+    task: Task, archive: Archive, *, by: str, at: str, reuse: bool = False, then: Sequence[Event] = ()
+) -> bool:
     """Write one run, or what of it is missing, and its mark under its work; whether it is new. reuse: see Batch.
-    Raises StoreFault, ConflictFault."""
+    then: what it has read already. Raises StoreFault, ConflictFault."""
     work, journal = work_key(task), Journal(archive, task.run)
     if work is None:
-        return journal.submit(task, by, at)
+        return journal.submit(task, by, at, then)
     fresh = archive.size(keys.segment(task.run, 0)) is None
     if reuse and fresh and (done := earlier(archive, work)) is not None:
         Inbox(archive, task.run).close(0, by=by, at=at)
-        return journal.submit(task, by, at, reused(done))
-    new = journal.submit(task, by, at)
+        return journal.submit(task, by, at, [reused(done)])
+    new = journal.submit(task, by, at, then)
     archive.create(keys.work_marker(work, task.run), b"")
     return new
 
@@ -148,15 +152,6 @@ def targets_json(batch: str, tasks: Sequence[Task], manifest: bytes) -> bytes:
     """What a batch consists of, with the digest of the manifest beside it."""
     targets = [entry_of(task) for task in tasks]
     return canonical({"v": TARGETS_VERSION, "batch": batch, "manifest": digest(manifest), "targets": targets})
-
-
-def _target_ids(repos: Sequence[Repo]) -> Iterator[str]:
-    """A readable name for each target, unique in the batch: label, path, and a number where both are the same."""
-    seen: dict[str, int] = {}
-    for repo in repos:
-        name = f"{repo.label}/{repo.path}" if repo.path else repo.label
-        seen[name] = seen.get(name, 0) + 1
-        yield name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
 def _slug(label: str) -> str:

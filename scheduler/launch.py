@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Event
 from typing import Final, Literal
@@ -18,7 +18,9 @@ from scheduler.budget import Gate
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
 from scheduler.manifest import Manifest
+from scheduler.previous import previous_targets
 from scheduler.reading import Loaded, ManifestFault
+from scheduler.retry import complete
 from scheduler.runs import Found, View, find, runs_in, standing
 from scheduler.stack import Stack, connected
 from worker.contract.errors import ExitCode, HintsFault, InvalidFault, StoreFault
@@ -101,15 +103,19 @@ def batch_of(
     repos: list[Repo] = []
     problems = []
     limit_bytes = loaded.manifest.limits.workspace_bytes
-    for number, target in enumerate(loaded.manifest.targets):
+    loaded = replace(
+        loaded,
+        manifest=_replayed(loaded.manifest, archive),
+        targets=loaded.resolved(lambda previous: previous_targets(archive, previous)),
+    )
+    for one in loaded.targets:
         try:
-            origin = targets.locate(target.repo, loaded.folder)
-            for note in origin.notes:
+            for note in one.origin.notes:
                 say(f"note: {note}")
-            digest = targets.store(origin, archive, limit_bytes=limit_bytes)
-            repos.append(targets.repo(origin, digest, ref=target.ref, path=target.path, secret=secret))
+            digest = targets.store(one.origin, archive, limit_bytes=limit_bytes)
+            repos.append(targets.repo(one.origin, digest, ref=one.target.ref, path=one.target.path, secret=secret))
         except InvalidFault as fault:
-            problems.append(loaded.document.problem(("targets", number, "repo"), str(fault)))
+            problems.append(one.at("repo").problem("target", fault.message, fault.hint))
     if problems:
         raise ManifestFault(loaded.name, problems)
     return replace(freeze(loaded, repos, key=key, lane=lane), reuse=reuse)
@@ -238,5 +244,6 @@ def _held(archive: Archive, hints: Hints, tasks: Mapping[str, Task], left: list[
 def _write(batches: Sequence[Batch], archive: Archive, *, by: str, at: str, say: Say) -> None:
     for batch in batches:
         new = submit(batch, archive, by=by, at=at)
+        complete(archive, batch.id, by=by, at=at)
         reused = f", {len(batch.tasks) - new} were there already" if new < len(batch.tasks) else ""
         say(f"batch {batch.id}: {new} new run{'s' if new != 1 else ''}{reused}")

@@ -5,12 +5,14 @@ at the repositories.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from scheduler.sources import Source
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import ASKED, parse_model_name
+from worker.contract.notify import Notify
 from worker.contract.pattern import searchable
 from worker.contract.task import (
     CANDIDATES_MAX,
@@ -23,40 +25,26 @@ from worker.contract.task import (
     OnAsk,
     OwnTools,
     PolicyRule,
-    Repo,
     later,
 )
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
 
+TARGETS_MAX: Final = 100_000
+
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=/-]{0,62}$")]
 """A word that runs are selected by, such as `team=web`."""
 
 
-class Target(Frozen):
-    """One repository. repo: URL or local path. image: overrides environment.image."""
-
-    repo: Annotated[str, Field(min_length=1)]
-    ref: Annotated[str, Field(min_length=1)] | None = None
-    path: str = ""
-    image: Annotated[str, Field(min_length=1)] | None = None
-
-    @field_validator("path")
-    @classmethod
-    def _plain(cls, path: str) -> str:
-        try:
-            Repo(url="-", path=path)
-        except ValidationError as error:
-            raise ValueError(str(error.errors()[0]["ctx"]["error"])) from None
-        return path
-
-
 class Work(Frozen):
-    """What is asked: commands run first, then the model (`none` for commands only). fallbacks: models that answer
-    where it cannot be had, in this order. without_tools: names of ours that it is not offered."""
+    """What is asked: commands run first, then the model. prompt: text for the model; {{ vars.NAME }} in it and in
+    commands is filled for each target. prompt_file: a file that holds it, relative to the manifest. model: `none` for
+    commands only. fallbacks: models that answer where it cannot be had, in this order. without_tools: names of ours
+    that it is not offered."""
 
     prompt: str = ""
+    prompt_file: Annotated[str, Field(min_length=1)] | None = later(None)
     commands: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     model: str = "none"
     fallbacks: tuple[str, ...] = later(())
@@ -85,7 +73,9 @@ class Work(Frozen):
     def _something(self) -> Work:
         if self.model == "none" and not self.commands:
             raise ValueError("nothing to do: give commands, or a model (such as anthropic/NAME) to read the prompt")
-        if self.model != "none" and not self.prompt.strip():
+        if self.prompt and self.prompt_file:
+            raise ValueError("has both prompt and prompt_file")
+        if self.model != "none" and not self.prompt.strip() and not self.prompt_file:
             raise ValueError(f"model {self.model} needs a prompt")
         models = (self.model, *self.fallbacks)
         if self.fallbacks and self.model.startswith(("none", "scripted:", "replay:")):
@@ -104,22 +94,33 @@ def _searchable(rule: PolicyRule) -> PolicyRule:
     return rule
 
 
+Checks = Annotated[tuple[Check, ...], BeforeValidator(lambda value: named_checks(value), tuple[Check | str, ...])]
+Targets = Annotated[
+    tuple[Source, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda value: [value] if isinstance(value, dict) else value, Source | tuple[Source, ...]),
+]
+
+
 class Manifest(Frozen):
     """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`,
     and all of it together by `budget`."""
 
     version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
-    targets: Annotated[tuple[Target, ...], Field(min_length=1)]
+    targets: Targets
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = later(())
+    max_targets: Annotated[int, Field(ge=1, le=TARGETS_MAX)] = later(1_000)
     task: Work
     environment: Environment = Environment()
-    checks: Annotated[tuple[Check, ...], BeforeValidator(lambda value: named_checks(value))] = ()
+    checks: Checks = ()
     limits: Limits = Limits()
     policy: tuple[Annotated[PolicyRule, AfterValidator(_searchable)], ...] = ()
     on_ask: OnAsk = "park"
     tools: OwnTools = later(())
     budget: Budget | None = later(None)
     labels: Annotated[tuple[Label, ...], Field(max_length=20)] = later(())
+    notify: Notify | None = later(None)
     candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
 
     @field_validator("checks")

@@ -4,18 +4,21 @@ repositories that it names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from scheduler.complaints import complaint
-from scheduler.manifest import Manifest
+from scheduler.manifest import Manifest, Work
+from scheduler.resolve import Resolved, Text, resolve
+from scheduler.sources import At, FromPrevious, PreviousReader, Reach, Source, text_file
+from scheduler.template import MARK
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import parse_model_name
-from worker.contract.places import Document, Problem, read
+from worker.contract.places import Document, Place, Problem, read
 from worker.contract.task import Limits, OwnTool, OwnTools, beyond
 
 COMMAND_LINE: Final = "command line"
@@ -26,7 +29,9 @@ COMMAND_LINE: Final = "command line"
 class Loaded:
     """A valid manifest. text: the file as written. folder: what relative paths are relative to.
 
-    script: text of the script when the model is scripted. document: where each value stands.
+    script: text of the script when the model is scripted. document: where each value stands. texts: the prompt, then
+    each command, as written. targets: what its sources come to; without those of `awaited`, which only an archive can
+    tell (`resolved`).
     """
 
     manifest: Manifest
@@ -35,36 +40,58 @@ class Loaded:
     folder: Path
     script: str | None
     document: Document
+    texts: tuple[Text, ...]
+    targets: tuple[Resolved, ...]
+    awaited: tuple[FromPrevious, ...] = ()
+
+    def resolved(self, previous: PreviousReader) -> tuple[Resolved, ...]:
+        """All targets. Raises ManifestFault, and StoreFault and the like as the reader does."""
+        if not self.awaited:
+            return self.targets
+        found = resolve(
+            self.manifest,
+            _entries(self.document, enumerate(self.manifest.targets)),
+            Reach(self.folder, previous),
+            self.texts,
+        )
+        if found.problems:
+            raise ManifestFault(self.name, found.problems)
+        return tuple(found.targets)
 
 
 class ManifestFault(InvalidFault):
     """problems: every mistake, in the order of the file; `lines` renders them for a terminal."""
 
-    def __init__(self, name: str, problems: list[Problem], *, hint: str = "") -> None:
+    def __init__(self, name: str, problems: Sequence[Problem], *, hint: str = "") -> None:
         count = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
         super().__init__(f"{name} has {count}", hint=hint)
         self.name = name
-        self.problems = tuple(sorted(problems, key=lambda problem: (problem.line, problem.column)))
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
 
     def lines(self) -> list[str]:
-        """`file:line:col path message`, one each; without place when it was written on the command line."""
+        """`file:line:col code path message (hint)`, one each; without place when it was written as options."""
         return [
-            ("" if self.name == COMMAND_LINE else f"{self.name}:{problem.line}:{problem.column} ")
-            + f"{problem.where or '(document)'} {problem.message}"
+            ("" if self.name == COMMAND_LINE else f"{self.file_of(problem)}:{problem.line}:{problem.column} ")
+            + f"{problem.code} {problem.where or '(document)'} {problem.message}"
+            + (f" ({problem.hint})" if problem.hint else "")
             for problem in self.problems
         ]
+
+    def file_of(self, problem: Problem) -> str:
+        """The manifest, or the file beside it that the problem is in."""
+        return str(Path(self.name).parent / problem.file) if problem.file else self.name
 
 
 def load(path: Path, defaults: Limits, tools: Sequence[OwnTool] = ()) -> Loaded:
     """Read and validate a manifest file. Raises ManifestFault with every mistake, InvalidFault when unreadable."""
-    return parse(_text(path, "a manifest"), str(path), path.resolve().parent, defaults, tools)
+    return parse(text_file(path, "a manifest in YAML"), str(path), path.resolve().parent, defaults, tools)
 
 
 def load_tools(path: Path | None) -> tuple[OwnTool, ...]:
     """The deployment's tools: a YAML list, as `tools` of a manifest. Raises like load."""
     if path is None:
         return ()
-    document = read(_text(path, "a list of tools"))
+    document = read(text_file(path, "a list of tools in YAML"))
     problems = list(document.problems)
     try:
         tools = TypeAdapter(OwnTools).validate_python(document.data)
@@ -79,30 +106,91 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
     """Validate a manifest's text; limits it does not give come from defaults, and tools are beside its own. Raises
     ManifestFault."""
     document = read(text)
-    problems = list(document.problems)
-    manifest: Manifest | None = None
     if not isinstance(document.data, dict):
-        if not problems:
-            problems.append(document.problem((), "must be a mapping with version, name, targets and task"))
+        told = "must be a mapping with version, name, targets and task"
+        raise ManifestFault(name, document.problems or [document.problem((), told, code="type")])
+    problems = list(document.problems)
+    data = _with_limits(_with_tools(document.data, tools), defaults)
+    try:
+        manifest = Manifest.model_validate(data)
+        entries = _entries(document, enumerate(manifest.targets))
+    except ValidationError as error:
+        problems += [complaint(document, details, Manifest) for details in error.errors()]
+        manifest = _sound(data, {details["loc"][0] for details in error.errors() if details["loc"]})
+        entries = _entries(document, _sound_targets(data.get("targets")))
+    for limit, most in beyond(manifest.limits):
+        problems.append(document.problem(("limits", limit), f"must be at most {most:.0f}"))
+    script: str | None = None
+    try:
+        script = script_of(manifest.task.model, folder)
+    except InvalidFault as fault:
+        problems.append(document.problem(("task", "model"), str(fault), code="file"))
+    texts = tuple(_texts(document, manifest.task, folder, problems))
+    found = resolve(manifest, entries, Reach(folder), texts)
+    problems += found.problems
+    if problems:
+        raise ManifestFault(name, problems)
+    if manifest.task.prompt_file is not None:
+        task = manifest.task.model_copy(update={"prompt": texts[0].text, "prompt_file": None})
+        manifest = manifest.model_copy(update={"task": task})
+    awaited = tuple(found.awaited)
+    return Loaded(manifest, text, name, folder, script, document, texts, tuple(found.targets), awaited)
+
+
+def _sound(data: Mapping[str, Any], wrong: Collection[str | int]) -> Manifest:
+    """Of a manifest that is wrong elsewhere, what can be judged all the same."""
+    kept: dict[str, Any] = {"version": 1, "name": "", "targets": (), "task": Work.model_construct()}
+    for name, field in Manifest.model_fields.items():
+        if name in data and name not in {*wrong, "targets"}:
+            form: Any = Annotated[field.annotation, field]
+            kept[name] = TypeAdapter(form).validate_python(data[name])
+    return Manifest.model_construct(**kept)
+
+
+def _sound_targets(written: Any) -> Iterator[tuple[int, Source]]:
+    """Those that can be judged, with their numbers, of targets of which some cannot."""
+    form: TypeAdapter[Source] = TypeAdapter(Source)
+    for number, entry in enumerate(written if isinstance(written, list) else [written]):
+        try:
+            yield number, form.validate_python(entry)
+        except ValidationError:  # told before
+            continue
+
+
+def _entries(document: Document, sources: Iterable[tuple[int, Source]]) -> list[tuple[Source, At]]:
+    """Numbered sources of targets, each with the places of its keys."""
+
+    def at(number: int) -> At:
+        return lambda key: document.place(("targets", number, *([key] if key else [])))
+
+    return [(entry, at(number)) for number, entry in sources]
+
+
+def _texts(document: Document, task: Work, folder: Path, problems: list[Problem]) -> Iterator[Text]:
+    """The prompt, then each command, where places may be filled."""
+
+    def within(path: tuple[str | int, ...], text: str, *, command: bool) -> Text:
+        return Text(text, lambda offset: document.inside(path, MARK, text[:offset].count(MARK)), command=command)
+
+    name = task.prompt_file
+    if name is None:
+        yield within(("task", "prompt"), task.prompt, command=False)
     else:
         try:
-            manifest = Manifest.model_validate(_with_limits(_with_tools(document.data, tools), defaults))
-        except ValidationError as error:
-            problems += [complaint(document, details, Manifest) for details in error.errors()]
-    if manifest is not None:
-        told = ((("limits", name), f"must be at most {most:.0f}") for name, most in beyond(manifest.limits))
-        problems += [document.problem(path, message) for path, message in told]
-    script: str | None = None
-    if isinstance(document.data, dict) and isinstance(document.data.get("task"), dict):
-        model = document.data["task"].get("model", "none")
-        if isinstance(model, str):
-            try:
-                script = script_of(model, folder)
-            except InvalidFault as fault:
-                problems.append(document.problem(("task", "model"), str(fault)))
-    if problems or manifest is None:
-        raise ManifestFault(name, problems)
-    return Loaded(manifest, text, name, folder, script, document)
+            text = text_file(folder / name, "a prompt")
+            if not text.strip():
+                raise InvalidFault(f"{name} is empty")
+        except InvalidFault as fault:
+            problems.append(document.problem(("task", "prompt_file"), fault.message, code="file", hint=fault.hint))
+            text = ""
+        yield Text(text, lambda offset: _place(text, offset, name), command=False)
+    for number, command in enumerate(task.commands):
+        yield within(("task", "commands", number), command, command=True)
+
+
+def _place(text: str, offset: int, file: str) -> Place:
+    before = text[:offset]
+    return Place(before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1, file=file)
 
 
 def script_of(model: str, folder: Path) -> str | None:
@@ -134,10 +222,3 @@ def _with_tools(data: Mapping[str, Any], tools: Sequence[OwnTool]) -> dict[str, 
     """The manifest's own first, so that a complaint about one finds its place."""
     given = data.get("tools", [])
     return {**data, "tools": [*given, *tools] if isinstance(given, list) else given}
-
-
-def _text(path: Path, what: str) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise InvalidFault(f"cannot read {path}: {error}", hint=f"name {what} in YAML, UTF-8") from error

@@ -29,13 +29,15 @@ SourceKind = Literal["git", "folder", "tarball"]
 class Origin:
     """Where code comes from, before anything is read: a URL, or a local path with its kind.
 
-    label: a short name for people. notes: what the user should know, one line each.
+    label: a short name for people. source: digest of what was packed of it before, in place of a path. notes: what
+    the user should know, one line each.
     """
 
     label: str
     url: str | None = None
     path: Path | None = None
     kind: SourceKind | None = None
+    source: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -55,10 +57,10 @@ def locate(text: str, folder: Path) -> Origin:
 
 
 def store(origin: Origin, archive: Archive, *, limit_bytes: int, spool: Path | None = None) -> str | None:
-    """Pack a local origin and store it once; returns its digest, None for a URL. spool: folder for the packed
-    file. Raises InvalidFault when it cannot be read or is empty, StoreFault when the archive refuses."""
+    """Pack a local origin and store it once; returns its digest, or the one it has, None for a URL. spool: folder for
+    the packed file. Raises InvalidFault when it cannot be read or is empty, StoreFault when the archive refuses."""
     if origin.path is None:
-        return None
+        return origin.source
     with tempfile.NamedTemporaryFile(dir=spool, prefix="dawn-source-") as out:
         try:
             digest = _pack(origin, origin.path, out.file, limit_bytes)

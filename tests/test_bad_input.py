@@ -297,4 +297,4 @@ def test_an_invalid_field_is_told_with_its_line_before_anything_starts(deploymen
     targets = "targets:\n  - repo: code\n  - {repo: code, reff: dev}\n  - repo: code\n"
     batch.write_text("version: 1\nname: night\ntask: {commands: [x]}\n" + targets)
     said = refused(deployment, 3, "submit", batch)
-    assert f"{batch}:6:18 targets[1].reff unknown key; did you mean 'ref'?" in said
+    assert f"{batch}:6:18 unknown-key targets[1].reff is not known here (did you mean 'ref'?)" in said

@@ -110,8 +110,8 @@ def test_a_flipped_byte_of_a_run_is_named(
 
 def test_every_byte_of_a_batchs_files_is_bound(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
     """A bit flipped anywhere in manifest.yaml or targets.json is named, exit code 11 (F44)."""
-    manifest = parse(TEXT, "m", Path("/"), Limits()).manifest
-    batch = freeze(manifest, TEXT, [Repo(url="https://git.example.org/a", label="a")])
+    loaded = parse(TEXT, "m", Path("/"), Limits())
+    batch = freeze(loaded, [Repo(url="https://git.example.org/a", label="a")])
     submit(batch, archive, by="me", at=AT)
     assert dawn(["verify", batch.id]) == 0
     for key in (keys.batch_manifest(batch.id), keys.batch_targets(batch.id)):

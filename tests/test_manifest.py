@@ -18,7 +18,7 @@ name: night
 targets:
   - repo: https://git.example.org/a/b
     ref: main
-  - repo: ./local
+  - repo: https://git.example.org/c/d
     path: pkg
     image: node
 task:
@@ -75,23 +75,23 @@ def test_all_mistakes_are_told_at_once_with_their_places() -> None:
         .replace("steps: 7", "steps: -1")
         .replace("ref: main", "ref: 1")
     )
-    assert [line.split(" ")[:2] for line in problems(text)] == [
-        ["fleet.yaml:2:7", "name"],
-        ["fleet.yaml:5:10", "targets[0].ref"],
-        ["fleet.yaml:16:17", "limits.steps"],
+    assert [line.split(" ")[:3] for line in problems(text)] == [
+        ["fleet.yaml:2:7", "value", "name"],
+        ["fleet.yaml:5:10", "type", "targets[0].ref"],
+        ["fleet.yaml:16:17", "value", "limits.steps"],
     ]
 
 
 def test_a_key_near_a_known_one_is_suggested() -> None:
     """A slip of the pen is answered with the word that was meant."""
     [line] = problems(GOOD.replace("  commands:", "  comands:").replace("task:\n", "task:\n  commands: [x]\n"))
-    assert line == "fleet.yaml:11:3 task.comands unknown key; did you mean 'commands'?"
+    assert line == "fleet.yaml:11:3 unknown-key task.comands is not known here (did you mean 'commands'?)"
 
 
 def test_a_key_of_another_version_is_refused() -> None:
     """Nothing is silently ignored, and the known keys are listed."""
     [line] = problems(GOOD + "zzz: 1\n")
-    assert line.startswith("fleet.yaml:17:1 zzz unknown key; known here: version, name, targets")
+    assert line.startswith("fleet.yaml:17:1 unknown-key zzz is not known here (known here: version, name, targets")
 
 
 def test_the_known_keys_come_from_the_models_at_any_depth() -> None:
@@ -116,15 +116,17 @@ def test_the_known_keys_come_from_the_models_at_any_depth() -> None:
         with pytest.raises(ValidationError) as caught:
             Tree.model_validate(document.data)
         found = (complaint(document, details, Tree) for details in caught.value.errors())
-        return [f"{problem.line}:{problem.column} {problem.where} {problem.message}" for problem in found]
+        return [
+            f"{problem.line}:{problem.column} {problem.where} {problem.message} ({problem.hint})" for problem in found
+        ]
 
-    unknown = "unknown key; did you mean"
-    assert told("branch:\n  leavs: []") == [f"2:3 branch.leavs {unknown} 'leaves'?"]
-    assert told("branch:\n  leaves:\n  - color: red") == [f"3:5 branch.leaves[0].color {unknown} 'colour'?"]
-    assert told("branch:\n  named:\n    a: {color: red}") == [f"3:9 branch.named.a.color {unknown} 'colour'?"]
+    unknown = "is not known here (did you mean"
+    assert told("branch:\n  leavs: []") == [f"2:3 branch.leavs {unknown} 'leaves'?)"]
+    assert told("branch:\n  leaves:\n  - color: red") == [f"3:5 branch.leaves[0].color {unknown} 'colour'?)"]
+    assert told("branch:\n  named:\n    a: {color: red}") == [f"3:9 branch.named.a.color {unknown} 'colour'?)"]
     assert told("branch:\n  either: {sees: 1}") == [
-        "2:12 branch.either.sees unknown key; known here: colour",
-        f"2:12 branch.either.sees {unknown} 'seeds'?",
+        "2:12 branch.either.sees is not known here (known here: colour)",
+        f"2:12 branch.either.sees {unknown} 'seeds'?)",
     ]
 
 
@@ -132,8 +134,8 @@ def test_every_duplicate_key_is_refused_with_both_lines() -> None:
     """YAML would keep one of them silently."""
     lines = problems(GOOD + "name: other\nchecks: []\n")
     assert lines == [
-        "fleet.yaml:17:1 name duplicate key, first given on line 2",
-        "fleet.yaml:18:1 checks duplicate key, first given on line 12",
+        "fleet.yaml:17:1 duplicate-key name is given twice, first on line 2 column 1 (keep one of them)",
+        "fleet.yaml:18:1 duplicate-key checks is given twice, first on line 12 column 1 (keep one of them)",
     ]
 
 
@@ -202,4 +204,4 @@ def test_a_script_that_does_not_parse_names_its_own_line(tmp_path: Path) -> None
     (tmp_path / "fix.yaml").write_text("- text: done\n- txet: x\n")
     task = "  prompt: fix it\n  model: scripted:fix.yaml"
     [line] = problems(GOOD.replace("  commands: [ruff check --fix .]", task), tmp_path)
-    assert line.startswith("fleet.yaml:11:10 task.model fix.yaml:2:3")
+    assert line.startswith("fleet.yaml:11:10 file task.model fix.yaml:2:3")

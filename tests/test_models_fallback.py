@@ -78,8 +78,8 @@ def test_a_fault_that_another_model_would_hide_is_raised(reason: str) -> None:
 
 def test_a_manifest_names_them(model_server: ModelServer) -> None:
     """They stand in the task, and are opened with it; over a real socket the second provider answers."""
-    manifest = parse(MANIFEST.replace("MODEL", "openai/a"), "m", Path("/"), Limits()).manifest
-    [task] = freeze(manifest, "", [Repo(url="u")]).tasks
+    loaded = parse(MANIFEST.replace("MODEL", "openai/a"), "m", Path("/"), Limits())
+    [task] = freeze(loaded, [Repo(url="u")]).tasks
     assert (task.v, task.fallbacks) == (2, ("anthropic/b", "openai/c"))
     assert Task.model_validate_json(task.model_dump_json()) == task
     model_server.will_answer({"error": {"message": "overloaded"}}, 503)

@@ -190,7 +190,7 @@ def test_a_delay_past_the_deadline_is_a_fault() -> None:
         ("", "fix.yaml:1:1: a script is a list of at least one reply"),
         ("text: a", "fix.yaml:1:1: a script is a list"),
         ("- text: a\n- text: [", "fix.yaml:2:10: "),
-        ("- text: a\n  text: b", "fix.yaml:2:3: [0].text duplicate key, first given on line 1"),
+        ("- text: a\n  text: b", "fix.yaml:2:3: [0].text is given twice, first on line 1"),
         ("- text: a\n- txt: b", "fix.yaml:2:3: [1].txt Extra inputs are not permitted"),
         ("- calls:\n  - arguments: {}", "fix.yaml:2:5: [0].calls[0].tool Field required"),
         ("- text: a\n- {text: b, expect: '('}", "fix.yaml:2:13: [1].expect is not a regular expression"),

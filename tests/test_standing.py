@@ -35,8 +35,8 @@ candidates: 3
 
 
 def batch(text: str = TEXT) -> Batch:
-    manifest = parse(text, "m", Path("/"), Limits()).manifest
-    return freeze(manifest, text, [Repo(url=one.repo, label=one.repo[-1]) for one in manifest.targets])
+    loaded = parse(text, "m", Path("/"), Limits())
+    return freeze(loaded, [Repo(url=one.target.repo, label=one.id) for one in loaded.targets])
 
 
 def view(run: Run, archive: Archive) -> View:
@@ -139,7 +139,7 @@ def test_equal_targets_of_two_batches_are_two(make_run: Make, archive: Archive) 
 
 def test_a_lock_s_commit_needs_a_newer_reader() -> None:
     """An older worker refuses the version, and does not take the task for a damaged one."""
-    manifest = parse(TEXT.replace("candidates: 3", ""), "m", Path("/"), Limits()).manifest
+    loaded = parse(TEXT.replace("candidates: 3", ""), "m", Path("/"), Limits())
     repos = [Repo(url="https://git.example.org/a", label="a", commit=commit) for commit in ("0" * 40, None)]
-    tasks: tuple[Task, ...] = freeze(manifest, "", repos).tasks
+    tasks: tuple[Task, ...] = freeze(loaded, repos).tasks
     assert [task.v for task in tasks] == [3, 1]

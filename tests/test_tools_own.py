@@ -103,8 +103,8 @@ def test_a_tool_that_cannot_work_is_refused_at_submit(fields: dict[str, Any], sa
 
 def test_a_manifest_brings_tools() -> None:
     """They stand in the task, which says that it is of a version that knows them."""
-    manifest = parse(MANIFEST.replace("NAME", "tidy"), "m", Path("/"), Limits()).manifest
-    [task] = freeze(manifest, "", [Repo(url="u")]).tasks
+    loaded = parse(MANIFEST.replace("NAME", "tidy"), "m", Path("/"), Limits())
+    [task] = freeze(loaded, [Repo(url="u")]).tasks
     assert (task.v, [tool.name for tool in task.tools]) == (2, ["tidy"])
     assert Task.model_validate_json(task.model_dump_json()) == task
 
@@ -112,7 +112,7 @@ def test_a_manifest_brings_tools() -> None:
 def test_a_task_without_tools_is_written_as_before() -> None:
     """A submit that an earlier version wrote is completed, not contradicted."""
     text = MANIFEST.partition("tools:")[0]
-    [task] = freeze(parse(text, "m", Path("/"), Limits()).manifest, "", [Repo(url="u")]).tasks
+    [task] = freeze(parse(text, "m", Path("/"), Limits()), [Repo(url="u")]).tasks
     assert task.v == 1
     assert "tools" not in task.model_dump()
 

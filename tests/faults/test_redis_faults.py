@@ -548,9 +548,9 @@ def data_bytes(fleet: Fleet) -> int:
 def test_twenty_clients_with_one_key_make_one_run(fleet: Fleet) -> None:
     """F51: at once, and each is told of the same batch."""
     text = "version: 1\nname: retried\ntargets: [{repo: https://git.example.org/a}]\ntask: {commands: ['true']}\n"
-    manifest = parse(text, "retried", Path("/"), Limits()).manifest
+    loaded = parse(text, "retried", Path("/"), Limits())
     repo = Repo(url="https://git.example.org/a", label="a")
-    batch = freeze(manifest, text, [repo], key="one")
+    batch = freeze(loaded, [repo], key="one")
     gate = threading.Barrier(20)
 
     def client(_: int) -> int:

@@ -600,7 +600,7 @@ def test_a_batch_of_many_pages_is_whole(
     text = json.dumps(
         {"version": 1, "name": "n", "targets": [{"repo": u} for u in urls], "task": {"commands": ["x"]}}
     )
-    batch = freeze(parse(text, "m", tmp_path, Limits()).manifest, text, [Repo(url=u, label=u[24:]) for u in urls])
+    batch = freeze(parse(text, "m", tmp_path, Limits()), [Repo(url=u, label=u[24:]) for u in urls])
     cut_off = replace(batch, tasks=batch.tasks[: count // 2])
     assert submit(cut_off, direct, by="ann", at=utc_now()) == count // 2
     assert len(listed(batch.id, capsys)) == count // 2

@@ -1,0 +1,156 @@
+"""Owns the list of targets that a manifest comes to: every source read, ids given, excluded ones left out, prompt and
+commands filled. Refuses to fetch: a repository's commit is asked for by whoever plans or prepares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import count
+
+from scheduler import template
+from scheduler.complaints import nearest
+from scheduler.manifest import Manifest
+from scheduler.sources import ID_CHARS_MAX, At, FromPrevious, Listed, Reach, Source, Target
+from scheduler.targets import Origin, locate
+from worker.contract.errors import InvalidFault
+from worker.contract.places import Place, Problem
+
+
+@dataclass(frozen=True)
+class Text:
+    """One that may hold places to fill. at: the place of an offset in it. command: it is one of a shell."""
+
+    text: str
+    at: Callable[[int], Place]
+    command: bool
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A target of a batch. id: unique in it. origin: where its code is. prompt, commands: filled with its own values.
+    at: the place where its key of that name was written."""
+
+    id: str
+    target: Target
+    origin: Origin
+    prompt: str
+    commands: tuple[str, ...]
+    at: At
+
+
+@dataclass
+class Resolution:
+    """targets: in the manifest's order. problems: all that is wrong. awaited: sources that only an archive can
+    answer, where none was asked."""
+
+    targets: list[Resolved] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    awaited: list[FromPrevious] = field(default_factory=list)
+
+
+def resolve(
+    manifest: Manifest, entries: Sequence[tuple[Source, At]], reach: Reach, texts: Sequence[Text]
+) -> Resolution:
+    """What the entries come to. entries: the manifest's targets, or those of them that are sound. texts: the prompt,
+    then each command. Raises StoreFault and the like as a reader of earlier batches does."""
+    found = Resolution()
+    listed: list[Listed] = []
+    for entry, at in entries:
+        if isinstance(entry, FromPrevious) and reach.previous is None:
+            found.awaited.append(entry)
+        for one in entry.expand(reach, at):
+            if isinstance(one, Problem):
+                found.problems.append(one)
+            else:
+                listed.append(one)
+    located: list[tuple[Listed, Origin]] = []
+    for one in listed:
+        if _matches(manifest.exclude, one.target.repo, one.target.id or ""):
+            continue
+        try:
+            located.append((one, one.origin or locate(one.target.repo, reach.folder)))
+        except InvalidFault as fault:
+            found.problems.append(one.at("repo").problem("target", fault.message, fault.hint))
+    kept = [it for it in _named(located, found.problems) if not _matches(manifest.exclude, it[0])]
+    if not kept and not found.problems and not found.awaited:
+        found.problems.append(entries[0][1]("").problem("target", "comes to no target at all"))
+    if len(kept) > manifest.max_targets:
+        told = f"comes to {len(kept):,} targets, more than max_targets, which is {manifest.max_targets:,}"
+        found.problems.append(entries[0][1]("").problem("too-many", told, "raise max_targets, or exclude some"))
+        return found
+    values = [_values(manifest, *it) for it in kept]
+    found.problems += _template_problems(texts, values, some_missing=bool(found.awaited))
+    if not found.problems:
+        found.targets += [
+            Resolved(
+                *(name, one.target, origin),
+                template.render(texts[0].text, own),
+                tuple(template.render_command(command.text, own) for command in texts[1:]),
+                one.at,
+            )
+            for (name, one, origin), own in zip(kept, values, strict=True)
+        ]
+    return found
+
+
+def _matches(globs: Sequence[str], *names: str) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs for name in names)
+
+
+def _named(located: Sequence[tuple[Listed, Origin]], problems: list[Problem]) -> Iterator[tuple[str, Listed, Origin]]:
+    """Each with its id; one that is given twice is told with both places."""
+    given: dict[str, Place] = {}
+    for one, _ in located:
+        if one.target.id is not None:
+            place = one.at("id")
+            if first := given.get(one.target.id):
+                told = f"{one.target.id!r} is the id of two targets, the first is on line {first.line}"
+                where = f" column {first.column}" + (f" of {first.file}" if first.file != place.file else "")
+                problems.append(place.problem("duplicate-id", told + where, "give one of them another id"))
+            given.setdefault(one.target.id, place)
+    made: set[str] = set()
+    for one, origin in located:
+        name = one.target.id or _free_name(one.target, origin, given.keys() | made)
+        made.add(name)
+        if len(name) > ID_CHARS_MAX:
+            told = f"makes an id of {len(name)} characters, more than {ID_CHARS_MAX}"
+            problems.append(one.at("repo").problem("value", told, "give it an id"))
+        yield name, one, origin
+
+
+def _free_name(target: Target, origin: Origin, taken: Set[str]) -> str:
+    """Label and path, and a number where another target has both."""
+    name = f"{origin.label}/{target.path}" if target.path else origin.label
+    return next(one for n in count(1) if (one := name if n == 1 else f"{name}#{n}") not in taken)
+
+
+def _values(manifest: Manifest, name: str, one: Listed, origin: Origin) -> dict[str, str]:
+    """What may stand in {{ }}: known before anything is fetched."""
+    target = one.target
+    return {
+        "batch.name": manifest.name,
+        "target.id": name,
+        "repo.label": origin.label,
+        "repo.ref": target.ref or "",
+        "repo.path": target.path,
+        **{f"vars.{var}": text for var, text in target.vars.items()},
+    }
+
+
+def _template_problems(
+    texts: Sequence[Text], values: Sequence[Mapping[str, str]], *, some_missing: bool
+) -> Iterator[Problem]:
+    """some_missing: there are targets whose values are not known yet."""
+    known = sorted({name for own in values for name in own}, key=lambda name: (name.startswith("vars."), name))
+    for text in texts:
+        for offset, told, hint in template.faults(text.text, command=text.command):
+            yield text.at(offset).problem("template", told, hint)
+        for offset, name in template.names(text.text):
+            without = sum(name not in own for own in values)
+            if name not in known and not (some_missing and name.startswith("vars.")):
+                yield text.at(offset).problem("template", f"nothing is called {name}", nearest(name, known))
+            elif name in known and without:
+                told = f"{without} of {len(values)} targets have no {name}"
+                yield text.at(offset).problem("template", told, "give it to all of them")
