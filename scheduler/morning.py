@@ -67,6 +67,7 @@ def morning(facts: Facts) -> Morning:
     made: dict[str, Any] = {
         "batch": facts.batch,
         "at": facts.at,
+        "submitted_at": min((view.run.submitted_at for view in views), default=""),
         "headline": headline(counts, spend),
         "ended": sealed == len(views),
         "note": facts.note,

@@ -114,13 +114,14 @@ class Warned(Frozen):
 
 
 class Morning(Frozen):
-    """A report. at: UTC, when it was made. ended: no run of the batch is open. runs: all it has, retries and
-    candidates too; sealed: those that have ended. chain: of all their journals. note: why it was written, where the
-    batch itself does not say."""
+    """A report. at: UTC, when it was made; submitted_at: UTC, of its first run. ended: no run of the batch is open.
+    runs: all it has, retries and candidates too; sealed: those that have ended. chain: of all their journals. note:
+    why it was written, where the batch itself does not say."""
 
     v: Literal[1] = 1
     batch: str
     at: str
+    submitted_at: str = ""
     headline: str
     ended: bool
     note: str = ""

@@ -31,6 +31,7 @@ pytest_plugins = [
     "sandboxes",
     "preparation",
     "nights",
+    "webhooks",
 ]
 
 START_TIMEOUT_S = 60
