@@ -1,6 +1,5 @@
-"""Owns what every archive must do, over a folder, moto's server, SeaweedFS, the double in memory, and
-one that is read through. Refuses
-store-specific claims."""
+"""Owns what every archive must do, over a folder, moto's server, SeaweedFS, the double in memory, one that is read
+through, and a bundle, which is read only. Refuses store-specific claims."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles import MemoryArchive
@@ -15,17 +15,37 @@ from doubles import MemoryArchive
 from worker.contract.errors import ExitCode, IntegrityFault, InvalidFault, NotFoundFault, StoreFault, UsageFault
 from worker.contract.settings import Settings
 from worker.store.archive import Archive, open_archive
+from worker.store.bundle import SCHEME, Bundle, Index, write
+from worker.store.content import measured
 from worker.store.overlay import Overlay
 
 PART_BYTES = 5 * 2**20
 """The smallest part that S3 takes: a file above it goes up in several."""
 
 
-@pytest.fixture(params=["local", "moto", "seaweed", "memory", "overlay"])
+class Bundled:
+    """What is written lies in memory; each read is one of a bundle of all that."""
+
+    def __init__(self, path: Path) -> None:
+        self.url, self._path, self._below = "memory:", path, MemoryArchive()
+        self.create, self.overwrite, self.delete = self._below.create, self._below.overwrite, self._below.delete
+        self.probe, self.aged, self.sweep = self._below.probe, self._below.aged, self._below.sweep
+
+    def __getattr__(self, name: str) -> Any:
+        """get, chunks, size, list, folders: of a bundle made in this moment."""
+        objects = tuple((key, *measured(self._below, key)) for key in self._below.list(""))
+        with self._path.open("wb") as out:
+            write(self._below, Index(versions={}, roots=(), objects=objects), out)
+        return getattr(Bundle(f"{SCHEME}{self._path}"), name)
+
+
+@pytest.fixture(params=["local", "moto", "seaweed", "memory", "overlay", "bundle"])
 def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
     """An empty archive of each kind."""
     if request.param == "memory":
         return MemoryArchive()
+    if request.param == "bundle":
+        return Bundled(tmp_path / "bundle.tar")
     if request.param == "overlay":
         return Overlay(MemoryArchive(), MemoryArchive(), fresh=("runs/fresh/journal/",))
     if request.param == "local":

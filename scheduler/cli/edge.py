@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from worker.store.hints import Hints
 
 
-def settings() -> Settings:
-    """The deployment, from DAWN_*. Raises UsageFault that names each variable with a wrong value."""
+def settings(archive: str | None = None) -> Settings:
+    """The deployment, from DAWN_*. archive: the address of another archive than its own, None for that.
+
+    Raises UsageFault that names each variable with a wrong value."""
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
     from worker.contract.settings import Settings
 
     try:
-        return Settings()
+        return Settings() if archive is None else Settings(archive=archive)
     except ValidationError as error:
         wrong = [
             f"DAWN_{'__'.join(str(part) for part in details['loc']).upper()}: {details['msg']}"

@@ -26,21 +26,30 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    name: Annotated[str, typer.Argument(metavar="RUN|BATCH", help="An id, or its first letters.")],
+    name: Annotated[
+        str, typer.Argument(metavar="RUN|BATCH|FILE", help="An id, or its first letters; or a bundle's file.")
+    ],
     json: AsJson = False,
 ) -> None:
-    """Recompute every hash of a run or batch.
+    """Recompute every hash of a run, a batch or a bundle.
 
     What is wrong is named, and the exit code is 11.
     """
     from scheduler.cli import edge
+    from scheduler.imports.bundle import prove
     from scheduler.runs import find
     from scheduler.verify import check
     from worker.contract.errors import ExitCode
+    from worker.store import bundle
+    from worker.store.archive import Archive
 
-    archive = edge.archive(edge.settings())
-    found = find(archive, name)
-    checked = check(archive, found)
+    sealed = bundle.opened(name)
+    archive: Archive = sealed or edge.archive(edge.settings())
+    if sealed is not None:
+        what, checked = {"bundle": str(sealed.path)}, prove(sealed)
+    else:
+        found = find(archive, name)
+        what, checked = {found.kind: found.id}, check(archive, found)
     tally = checked.tally
     if json:
         tails = {run: {"seq": seq, "hash": line_hash} for run, (seq, line_hash) in tally.tails.items()}
@@ -48,7 +57,7 @@ def verify(
         terminal.emit_json(
             "dawn.verify/1",
             archive=archive.url,
-            **{found.kind: found.id},
+            **what,
             **counts,
             bytes=tally.bytes,
             tails=tails,
@@ -65,6 +74,8 @@ def verify(
             terminal.emit(f"WRONG  {problem}")
         if len(checked.problems) > PROBLEMS_SHOWN:
             terminal.emit(f"and {len(checked.problems) - PROBLEMS_SHOWN} more")
+        for key, _ in sealed.index.left_out if sealed is not None else ():
+            terminal.say(f"note: {key} was left out, and is not checked")
         terminal.emit("damaged" if checked.problems else "sound")
     raise typer.Exit(int(ExitCode.INTEGRITY if checked.problems else ExitCode.OK))
 

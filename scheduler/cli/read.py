@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from worker.store.archive import Archive
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
+ArchiveOption = Annotated[
+    str | None, typer.Option("--archive", metavar="ADDRESS", help="Read this one, such as bundle:FILE.")
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its first letters.")]
 
 BATCHES_SHOWN = 10
@@ -37,13 +40,14 @@ def register(app: typer.Typer) -> None:
 def status(
     name: Annotated[str | None, typer.Argument(metavar="[BATCH|RUN]", help="An id, or its first letters.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every batch, not only the newest and the open.")] = False,
+    source: ArchiveOption = None,
     json: AsJson = False,
 ) -> None:
     """List batches, or the runs of one."""
     from scheduler import budget, report, runs
     from scheduler.cli import edge
 
-    where = edge.settings()
+    where = edge.settings(source)
     archive = edge.archive(where)
     if name is not None:
         found = runs.find(archive, name)
@@ -122,6 +126,7 @@ def _end_if_damaged(*listed: Views) -> None:
 def show(
     run: RunArgument,
     audit: Annotated[bool, typer.Option("--audit", help="Who did what to it, and when.")] = False,
+    source: ArchiveOption = None,
     json: AsJson = False,
 ) -> None:
     """Tell all about one run.
@@ -135,7 +140,7 @@ def show(
     from scheduler.budget import spending
     from scheduler.cli import edge
 
-    archive = edge.archive(edge.settings())
+    archive = edge.archive(edge.settings(source))
     view = runs.view(archive, runs.find(archive, run, kinds=("run",)).id)
     if audit:
         acts = audit_of(archive, view)
@@ -163,6 +168,7 @@ def logs(
         str, typer.Argument(metavar="RUN", help="A run's id, or its first letters; of a delegate RUN/delegates/CALL.")
     ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run is sealed.")] = False,
+    source: ArchiveOption = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
 ) -> None:
     """Print every event as it was appended.
@@ -176,7 +182,7 @@ def logs(
     from scheduler.follow import Follower
     from scheduler.runs import find_journal
 
-    archive = edge.archive(edge.settings())
+    archive = edge.archive(edge.settings(source))
     name = find_journal(archive, run)
     follower = Follower(archive, [name])
     while True:
@@ -201,13 +207,14 @@ def logs(
         time.sleep(LOG_POLL_S)
 
 
-def diff(run: RunArgument) -> None:
+def diff(run: RunArgument, source: ArchiveOption = None) -> None:
     """Print the patch of a run.
 
     It is exact bytes in a pipe or file, harmless text on a terminal.
 
     Of a run that ended before one was made, it is made now, in containers, from the last snapshot.
     """
+    import os
     import subprocess
     import sys
 
@@ -216,7 +223,7 @@ def diff(run: RunArgument) -> None:
     from worker.contract.errors import ConflictFault
     from worker.store.journal import Journal
 
-    archive = edge.archive(edge.settings())
+    archive = edge.archive(edge.settings(source))
     name = runs.find(archive, run, kinds=("run",)).id
     journal = Journal(archive, name)
     ended = journal.load()
@@ -234,7 +241,8 @@ def diff(run: RunArgument) -> None:
         terminal.say(f"run {name} ended as {ended.sealed.outcome} and changed nothing")
         return
     terminal.say(f"run {name} ended as {ended.sealed.outcome}; this patch is made of its last snapshot")
-    done = subprocess.run([sys.executable, "-m", PARTIAL_PROGRAM, name], stdout=subprocess.PIPE, check=False)
+    command, env = [sys.executable, "-m", PARTIAL_PROGRAM, name], os.environ | {"DAWN_ARCHIVE": archive.url}
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=env, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)
     terminal.emit_raw(done.stdout)

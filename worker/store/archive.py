@@ -99,7 +99,7 @@ def prove_create_only(create: Callable[[str, bytes], bool], archive: Archive, wh
 
 
 def open_archive(url: str, settings: Settings) -> Archive:
-    """Open `file:///folder` or `s3://bucket/prefix`. The SDK loads only for s3.
+    """Open `file:///folder`, `s3://bucket/prefix` or, to read only, `bundle:FILE`. The SDK loads only for s3.
 
     Raises UsageFault for another scheme, StoreFault when it cannot be reached. Does not probe.
     """
@@ -111,4 +111,8 @@ def open_archive(url: str, settings: Settings) -> Archive:
         from worker.store.s3 import S3Archive
 
         return S3Archive(url, settings)
+    if url.startswith("bundle:"):
+        from worker.store.bundle import Bundle
+
+        return Bundle(url)
     raise UsageFault(f"unknown archive address {url!r}", hint="use file:///folder or s3://bucket/prefix")

@@ -53,3 +53,12 @@ def content_chunks(archive: Archive, key: str, name: str) -> Iterator[bytes]:
         yield chunk
     if hasher.hexdigest() != name:
         raise IntegrityFault(f"{key} does not have the digest {name}")
+
+
+def measured(archive: Archive, key: str) -> tuple[int, str]:
+    """Size in bytes and digest of an object, whatever its name says."""
+    hasher, size = hashlib.sha256(), 0
+    for chunk in archive.chunks(key):
+        hasher.update(chunk)
+        size += len(chunk)
+    return size, hasher.hexdigest()

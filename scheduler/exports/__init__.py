@@ -1,0 +1,1 @@
+"""What goes out of an archive in other people's formats, one module each."""

@@ -1,0 +1,1 @@
+"""What comes in from other people's formats, one module each."""
