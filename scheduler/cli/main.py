@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scheduler.cli import keep, operate, people, read, reports, start
+from scheduler.cli import exchange, keep, operate, people, read, reports, start
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
 
@@ -28,6 +28,7 @@ read.register(app)
 reports.register(app)
 people.register(app)
 keep.register(app)
+exchange.register(app)
 operate.register(app)
 
 
