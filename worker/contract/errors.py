@@ -174,7 +174,13 @@ class ForgeFault(Fault):
     exit_code = ExitCode.TRY_LATER
 
     def __init__(
-        self, reason: str, message: str, *, hint: str = "", retryable: bool = False, retry_after_s: float | None = None
+        self,
+        reason: str,
+        message: str,
+        *,
+        hint: str = "",
+        retryable: bool = False,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint=hint, retryable=retryable)
         self.reason = reason
