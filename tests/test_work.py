@@ -45,7 +45,8 @@ NOT_WORK = {
     *("limits", "budget", "waves", "breaker", "weight", "parallel", "max_per_repo", "window", "start_at"),
     *("deliver", "notify", "vars"),
 }
-"""Of a task: who does it, when, how it is bounded and paid, and what becomes of it. (repo counts by its parts, vars where prompt and commands hold them.)"""
+"""Of a task: who does it, when, how it is bounded and paid, and what becomes of it. (repo counts by its parts, vars
+where prompt and commands hold them.)"""
 
 
 def task(**changes: Any) -> Task:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scheduler.cli import exchange, keep, operate, people, read, reports, start
+from scheduler.cli import again, exchange, keep, operate, people, read, reports, start
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
 
@@ -27,6 +27,7 @@ start.register(app)
 read.register(app)
 reports.register(app)
 people.register(app)
+again.register(app)
 keep.register(app)
 exchange.register(app)
 operate.register(app)

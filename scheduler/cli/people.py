@@ -6,15 +6,20 @@ there.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scheduler.cli import terminal
+from scheduler.cli.selecting import Batches, Labels, Limit, Names, Repos, States, selection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scheduler.approvals import Answer
     from scheduler.runs import Found
+    from scheduler.selection import Selection
     from worker.contract.events import MessageKind
     from worker.contract.settings import Settings
     from worker.store.archive import Archive
@@ -27,10 +32,27 @@ Binding = Annotated[
 ]
 
 
+SWITCHES: dict[MessageKind, tuple[str, str]] = {
+    "cancel": (
+        "Stop runs, or every run of a batch. What they have done is kept.",
+        "what runs is stopped within seconds; dawn diff RUN has what it did",
+    ),
+    "pause": (
+        "Let runs, or every run of a batch, wait.\n\nA run waits from its next call on; a call in hand is ended when "
+        "it takes too long (DAWN_DRAIN_SOFT_S).",
+        "a run waits from its next call on, see dawn status; dawn unpause lets it go on",
+    ),
+    "unpause": ("Let what was paused go on.", "what was paused goes on as soon as a worker is free"),
+}
+"""What each tells runs: its help, and what comes of it."""
+
+
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    for command in (approve, deny, answer, steer, cancel, pause, unpause, budget):
+    for command in (approve, deny, answer, steer, budget):
         app.command(command.__name__)(command)
+    for kind, (text, then) in SWITCHES.items():
+        app.command(kind, help=text)(_switch(kind, then))
 
 
 def approve(run: RunArgument, call: CallArgument = None, binding: Binding = "") -> None:
@@ -66,26 +88,9 @@ def steer(run: RunArgument, message: Annotated[str, typer.Argument(help="What th
     found = find(archive, run, kinds=("run",))
     if Journal(archive, found.id).task().model == "none":
         raise ConflictFault(f"run {found.id} has no model that could read it")
-    _tell(archive, where, found, "message", text=message, then="the model reads it before its next step")
+    _tell(archive, where, found, "message", message)
+    _follow(where, "the model reads it before its next step")
     terminal.emit(found.id)
-
-
-def cancel(name: EitherArgument) -> None:
-    """Stop a run, or every run of a batch. What it has done is kept."""
-    _switch(name, "cancel", "what runs is stopped within seconds; dawn diff RUN has what it did")
-
-
-def pause(name: EitherArgument) -> None:
-    """Let a run, or every run of a batch, wait.
-
-    It waits from its next call on; a call in hand is ended when it takes too long (DAWN_DRAIN_SOFT_S).
-    """
-    _switch(name, "pause", "a run waits from its next call on, see dawn status; dawn unpause lets it go on")
-
-
-def unpause(name: EitherArgument) -> None:
-    """Let what was paused go on."""
-    _switch(name, "unpause", "what was paused goes on as soon as a worker is free")
 
 
 def budget(
@@ -112,7 +117,8 @@ def budget(
     left = _left(archive, found)
     task = Journal(archive, left[0]).task()
     text = budget_text(allowed)
-    _tell(archive, where, found, "budget", text=text, then=f"batch {found.id} may spend {text} in all")
+    _tell(archive, where, found, "budget", text)
+    _follow(where, f"batch {found.id} may spend {text} in all")
     money = budgets.spending(archive, task)
     if money is not None and money.used_up:
         terminal.say(f"note: {money.text} already, so nothing goes on")
@@ -146,39 +152,87 @@ def _answer(run: str, given: Answer, *, call: str | None = None, binding: str = 
     terminal.emit(f"{found.id} {made.call} {made.decision}")
 
 
-def _switch(name: str, kind: MessageKind, then: str) -> None:
-    """Print the runs it concerns: those that have not ended."""
-    from scheduler.runs import find
+def _switch(kind: MessageKind, then: str) -> Callable[..., None]:
+    def switch(
+        name: Names = None,
+        batch: Batches = None,
+        state: States = None,
+        repo: Repos = None,
+        label: Labels = None,
+        limit: Limit = None,
+    ) -> None:
+        chosen = selection(batch, state, None, repo, label, limit)
+        for run in _switched(name or [], chosen, kind, then):
+            terminal.emit(run)
 
+    return switch
+
+
+def _switched(names: list[str], chosen: Selection, kind: MessageKind, then: str) -> list[str]:
+    """The runs it concerns: those that have not ended. A whole batch is told as such, so that it counts for what is
+    added to it too."""
+    from scheduler.runs import Found, find
+    from scheduler.selection import in_batches, select
+    from worker.contract.errors import ConflictFault, UsageFault
+
+    if not names and not chosen.batches and not chosen.narrows:
+        raise UsageFault(
+            f"{kind} what?", hint="name runs or batches, or select some, such as with --batch or --label"
+        )
     where, archive = _place()
-    found = find(archive, name)
-    left = _left(archive, found)
-    _tell(archive, where, found, kind, then=then)
-    for run in left:
-        terminal.emit(run)
+    marked = _marked(archive)
+    if chosen.narrows:
+        told = [Found("run", view.task.run) for view in select(archive, chosen, names, only_open=True)]
+    else:
+        told = [find(archive, name) for name in names]
+        told += [Found("batch", one) for one in in_batches(archive, chosen.batches) if chosen.batches]
+    left: dict[str, None] = {}
+    for found in dict.fromkeys(told):
+        if runs := _open(archive, found, marked):
+            with suppress(ConflictFault):  # it ended at this moment
+                _tell(archive, where, found, kind)
+                left |= dict.fromkeys(runs)
+    if not left:
+        which = f"{told[0].kind} {told[0].id} has ended" if len(told) == 1 else "nothing that has not ended is meant"
+        raise ConflictFault(which, hint="see what there is: dawn ls")
+    _follow(where, then)
+    return list(left)
+
+
+def _marked(archive: Archive) -> set[str]:
+    return {key.removeprefix("open/") for key in archive.list("open/")}
+
+
+def _open(archive: Archive, found: Found, marked: set[str]) -> list[str]:
+    """Its runs that have not ended."""
+    from scheduler import runs
+
+    return [run for run in runs.runs_in(archive, found) if run in marked]
 
 
 def _left(archive: Archive, found: Found) -> list[str]:
     """Those that have not ended. Raises ConflictFault when all have."""
-    from scheduler import runs
     from worker.contract.errors import ConflictFault
 
-    marked = {key.removeprefix("open/") for key in archive.list("open/")}
-    left = [run for run in runs.runs_in(archive, found) if run in marked]
+    left = _open(archive, found, _marked(archive))
     if not left:
         raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")
     return left
 
 
-def _tell(archive: Archive, where: Settings, to: Found, kind: MessageKind, *, then: str, text: str = "") -> None:
-    """then: what comes of it, for the person."""
+def _tell(archive: Archive, where: Settings, to: Found, kind: MessageKind, text: str = "") -> None:
     from scheduler import control
     from scheduler.cli import edge
 
-    hints = edge.hints(where)
-    control.tell(archive, hints, to, kind, by=edge.actor(), at=edge.stamp(), text=text)
+    control.tell(archive, edge.hints(where), to, kind, by=edge.actor(), at=edge.stamp(), text=text)
+
+
+def _follow(where: Settings, then: str) -> None:
+    """then: what comes of it, for the person."""
+    from scheduler.cli import edge
+
     terminal.say(then)
-    if hints is None:
+    if edge.hints(where) is None:
         terminal.say("note: no stack is running; it counts when one starts")
 
 

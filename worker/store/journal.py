@@ -70,10 +70,10 @@ class Journal:
         self.run = run
         self._archive = archive
 
-    def submit(self, task: Task, by: str, at: str, seal: Sealed | None = None) -> bool:
+    def submit(self, task: Task, by: str, at: str, then: Sequence[Event] = ()) -> bool:
         """Write task.json, the open marker and segment 0, or what of them is missing; True when segment 0 is ours.
 
-        seal: the run ends in segment 0, and nobody ever works on it: then there is no marker.
+        then: what follows in segment 0. A run that ends there is nobody's to work on, and has no marker.
         Segment 0 of a fork is made of the parent's journal, which is read before anything is written. Raises
         ConflictFault when another task stands under this run id, InvalidFault when the copy is over SEGMENT_BYTES.
         """
@@ -86,9 +86,9 @@ class Journal:
             raise ConflictFault(f"run {self.run} exists already with another task", hint="submit under another key")
         if self._archive.size(keys.segment(self.run, 0)) is not None:
             return False  # the marker came before segment 0, and may be gone because the run is sealed
-        if seal is not None:
-            opening.append(seal)
-        elif not keys.is_delegate(self.run):  # nobody rings it: it is worked on with its run
+        opening += then
+        ends = any(isinstance(event, Sealed) for event in then)
+        if not ends and not keys.is_delegate(self.run):  # nobody rings a delegate: it is worked on with its run
             self._archive.create(keys.open_marker(self.run), b"")
         try:
             self.append(Run(id=self.run), opening, attempt=None, at=at)

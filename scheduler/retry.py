@@ -1,0 +1,110 @@
+"""Owns retries: new runs of targets whose run has ended, announced in their batch, then written. Refuses to touch the
+runs that they repeat, and to reuse anything: whoever asks for a retry wants the work done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from scheduler.enqueue import WRITERS, run_id, submit_run
+from scheduler.runs import View, find, view
+from scheduler.selection import Selection, failed, select
+from worker.contract.errors import ConflictFault, UsageFault
+from worker.contract.run import Run
+from worker.contract.task import Task
+from worker.store import keys
+from worker.store.archive import Archive
+from worker.store.inbox import Control
+from worker.store.journal import Journal
+from worker.store.mail import Mail
+from worker.store.members import Member, announce, members, retries, submitted
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A run to be repeated. last: number of the newest run of its target when that was wished."""
+
+    task: Task
+    last: int
+
+
+def wishes(archive: Archive, names: Sequence[str], selection: Selection) -> list[Wish]:
+    """What shall be repeated, in the order of the manifests.
+
+    A run that is named is meant however it ended. Of a batch, what counts for its target and has ended; where nothing
+    is said of how, what failed. Raises UsageFault where no run or batch is named, ConflictFault for a named run whose
+    target has one that has not ended, StoreFault.
+    """
+    if not names and not selection.batches:
+        raise UsageFault("which runs?", hint="name runs or batches, or say --batch")
+    named = {found.id for found in (find(archive, name) for name in names) if found.kind == "run"}
+    only_failed = not (selection.states or selection.classes)
+    wished = []
+    for one in select(archive, selection, names):
+        if one.task.run in named:
+            wished.append(Wish(one.task, _last(archive, one)))
+        elif one.run.sealed is not None and (not only_failed or failed(one.run)):
+            wished.append(Wish(one.task, max(one.task.ordinal, one.task.candidates - 1)))
+    return wished
+
+
+def _last(archive: Archive, named: View) -> int:
+    ordinals = []
+    for member in members(archive, named.task.batch):
+        if member.target == named.task.target:
+            ordinals.append(member.ordinal)
+            if view(archive, member.run).run.sealed is None:
+                hint = f"wait for it, or: dawn cancel {member.run}"
+                raise ConflictFault(f"run {member.run} of {member.target} has not ended", hint=hint)
+    return max(ordinals)
+
+
+def retry(archive: Archive, batch: str, wished: Sequence[Wish], *, by: str, at: str) -> list[Member]:
+    """Announce and write one more run for each of these wishes of one batch; returns them. at: UTC, ISO 8601.
+
+    A target that somebody else retried meanwhile is left to them. Raises StoreFault, IntegrityFault.
+    """
+    while True:
+        number = len(retries(archive, batch))
+        last = {member.target: member.ordinal for member in members(archive, batch)}
+        new = {
+            wish.task.target: Member(
+                target=wish.task.target,
+                ordinal=wish.last + 1,
+                run=run_id(batch, wish.task.repo, wish.task.target, wish.last + 1),
+            )
+            for wish in wished
+            if last.get(wish.task.target) == wish.last
+        }
+        if not new:
+            return []
+        if announce(archive, batch, list(new.values()), number=number, by=by, at=at):
+            _write(archive, batch, new.values(), by=by, at=at)
+            return list(new.values())
+
+
+def complete(archive: Archive, batch: str, *, by: str, at: str) -> list[Member]:
+    """Write the runs that were announced and that a crash kept from being written; returns them. Raises StoreFault,
+    IntegrityFault, NotFoundFault for a batch whose submit was cut off before it named its runs."""
+    announced = [member for made in retries(archive, batch) for member in made.runs]
+    left = [member for member in announced if archive.size(keys.segment(member.run, 0)) is None]
+    if left:
+        _write(archive, batch, left, by=by, at=at)
+    return left
+
+
+def _write(archive: Archive, batch: str, new: Collection[Member], *, by: str, at: str) -> None:
+    """Each is asked what the first run of its target was asked. What the batch was told before it has read from the
+    start: a budget and a pause count for it too, a cancel was meant for those that were there."""
+    first = {member.target: member.run for member in reversed(submitted(archive, batch))}
+    control = Control(archive, batch).read()
+
+    def write(member: Member) -> None:
+        task = Journal(archive, first[member.target]).task()
+        asked = Task.model_validate(dict(task) | {"run": member.run, "ordinal": member.ordinal})
+        submit_run(asked, archive, by=by, at=at, then=Mail(Run(id=member.run), control=control).steered())
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(write, new))
