@@ -190,6 +190,30 @@ def plan(
     return [decision for decision in decided.values() if decision is not None]
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Of a lane, from one plan to the next. using: share -> slots that it holds, by its weight. wanting: shares that
+    could use one more."""
+
+    using: Mapping[str, float]
+    wanting: frozenset[str]
+
+
+def usage(runs: Iterable[Seen], decisions: Iterable[Decision], groups: Mapping[str, Group]) -> dict[str, Usage]:
+    """What comes of a plan's decisions, by lane."""
+    using: dict[str, dict[str, float]] = {"interactive": {}, "batch": {}}
+    wanting: dict[str, set[str]] = {"interactive": set(), "batch": set()}
+    made = {decision.run: decision for decision in decisions}
+    for run in runs:
+        decision = made.get(run.id)
+        if run.active or isinstance(decision, Ring):
+            held = using[run.lane]
+            held[run.share] = held.get(run.share, 0.0) + 1 / weight(run, groups.get(run.batch, ALONE))
+        if isinstance(decision, Ring) or (isinstance(decision, Wait) and decision.why == "slots"):
+            wanting[run.lane].add(run.share)
+    return {lane: Usage(using[lane], frozenset(wanting[lane])) for lane in using}
+
+
 class _Table:
     """Of one plan: the places that are left, and who holds how many."""
 
@@ -204,8 +228,7 @@ class _Table:
         self._groups, self._turns, self._bounds = groups, turns, bounds
         self._rooms = {pool: _room(pool, runs, slots.get(pool, Slots())) for pool in POOLS}
         self._held: Counter[tuple[str, str]] = Counter()
-        main = slots.get("main", Slots()).total
-        self._for_batches = main - int(bounds.reserve * main)
+        self._reserve = int(bounds.reserve * slots.get("main", Slots()).total)
         for run in runs:
             if run.active:
                 self._count(run)
@@ -249,8 +272,8 @@ class _Table:
         return turns.behind(oldest.share, using), oldest.since, oldest.id
 
     def _free(self, lane: Literal["interactive", "batch"]) -> bool:
-        free = self._for_batches - self._held["lane", "batch"]
-        return self._rooms["main"] > 0 and (lane == "interactive" or free > 0)
+        kept = max(0, self._reserve - self._held["lane", "interactive"]) if lane == "batch" else 0
+        return self._rooms["main"] > kept
 
     def _full(self, run: Seen) -> Limit | None:
         """Which limit keeps the run from beginning, or going on."""
@@ -268,6 +291,11 @@ class _Table:
             ("account", run.account),
         ):  # fmt: skip
             self._held[what] += 1
+
+
+def closes(run: Seen, group: Group) -> bool:
+    """Whether it is to be closed, as others of its batch are that were not begun."""
+    return not run.begun and (run.cancelled or group.tripped or (run.held is not None and run.held.skip))
 
 
 def weight(run: Seen, group: Group) -> int:

@@ -5,7 +5,7 @@ question that nobody answered in time is decided as expired.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,6 +14,7 @@ from typing import Final
 from scheduler.seal import BY
 from worker.contract.errors import IntegrityFault
 from worker.contract.run import Run
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.decisions import Decision, decide, read_decision
 from worker.store.inbox import Control, Inbox, Message
@@ -40,36 +41,46 @@ class Post:
         self._batches: dict[str, _Known] = {}
         self._patrolled_at: datetime | None = None
 
+    def due(self, now: datetime) -> bool:
+        """Whether the next look is one without hints, too."""
+        return self._patrolled_at is None or now - self._patrolled_at >= self._poll
+
     def read(
         self, now: datetime, runs: Iterable[tuple[Run, str]], batches: set[str], poked: Mapping[str, int]
-    ) -> list[tuple[str, IntegrityFault]]:
-        """Look where there may be news, and return runs whose mail cannot be read. runs: those without a living
-        attempt, each with its batch; poked: as Hints.poked says. Raises StoreFault."""
+    ) -> tuple[list[tuple[str, IntegrityFault]], list[tuple[str, IntegrityFault]]]:
+        """Look where there may be news, and return runs, and batches, whose mail cannot be read. runs: those without
+        a living attempt, each with its batch; poked: as Hints.poked says. Raises StoreFault."""
         runs = list(runs)
         faults: list[tuple[str, IntegrityFault]] = []
-        patrol = self._patrolled_at is None or now - self._patrolled_at >= self._poll
+        torn: list[tuple[str, IntegrityFault]] = []
+        patrol = self.due(now)
         for batch in batches:
             known, hint = self._batches.setdefault(batch, _Known()), poked.get(f"batch:{batch}", -1)
             if patrol or hint != known.poked:
                 try:
                     known.inbox += Control(self._archive, batch).read(len(known.inbox))
                 except IntegrityFault as fault:  # nobody knows what its runs were told
-                    faults += [(run.id, fault) for run, of in runs if of == batch]
+                    torn.append((batch, fault))
                     continue
                 known.poked = hint
         wanted = []
         for run, batch in runs:
             known, hint = self._runs.setdefault(run.id, _Known(poked=-1)), poked.get(f"run:{run.id}", -1)
             # Who is blocked is not claimed, and no attempt would find what came without a hint.
-            blocked = run.status == "waiting" or self.mail(run, batch).blocks
-            if hint != known.poked or (patrol and blocked):
+            if hint != known.poked or (patrol and (run.status == "waiting" or self.mail(run, batch).blocks)):
                 wanted.append((run, hint))
         if wanted:
             with ThreadPoolExecutor(READERS) as pool:
                 faults += filter(None, pool.map(lambda one: self._look(one[0], one[1], now), wanted))
         if patrol:
             self._patrolled_at = now
-        return faults
+        return faults, torn
+
+    def written_to(self, runs: Sequence[str]) -> list[str]:
+        """Those of the runs whose inbox is not empty."""
+        with ThreadPoolExecutor(READERS) as pool:
+            found = pool.map(lambda run: next(iter(self._archive.list(keys.inbox_folder(run))), None), runs)
+            return [run for run, key in zip(runs, found, strict=True) if key is not None]
 
     def mail(self, run: Run, batch: str) -> Mail:
         """What is known to lie unread."""

@@ -8,51 +8,69 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Final, Literal
 
 import structlog
 
 from scheduler import windows
+from scheduler.backlog import Entry
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
-from scheduler.plan import USUAL_CLAIM_S, Close, Held, Pool, Ring, Seen, Slots, plan
+from scheduler.firing import Firings
+from scheduler.plan import (
+    USUAL_CLAIM_S,
+    Bounds,
+    Close,
+    Decision,
+    Group,
+    Held,
+    Pool,
+    Ring,
+    Seen,
+    Slots,
+    Usage,
+    closes,
+    plan,
+    usage,
+)
 from scheduler.post import Post
+from scheduler.register import Attended, Register
+from scheduler.reporting import Reporter, stands
 from scheduler.seal import BY, seal
+from scheduler.turns import Turns
 from worker.contract import hours
-from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
+from worker.contract.errors import Fault, HintsFault, IntegrityFault, InvalidFault, StoreFault
+from worker.contract.model_name import parse_model_name
 from worker.contract.run import Run
 from worker.contract.settings import Settings
-from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.damage import end_damaged
 from worker.store.hints import Hints
-from worker.store.journal import Journal
+from worker.store.mail import Mail
 
 LEASE: Final = "scheduler"
-LOADERS: Final = 8
 MAX_BACKOFF_S: Final = 5.0
 FAULT_CHARS: Final = 200
+UNKNOWN: Final = -2
+"""No number that a hint has: what is open must be listed."""
+VISITED: Final = 500
+"""Runs of the backlog of which each round asks whether somebody holds them or speaks to them; all of 10,000 within
+ten seconds. Of a paused batch each patrol looks into the inboxes of as many."""
+CLOSED_AT_ONCE: Final = 100
+"""Of a batch that was cancelled, or of which no more may begin: a second or two of writing."""
 
 log = structlog.get_logger()
 
 
-@dataclass
-class _Open:
-    """What is cached of one open run. looked: what Redis said of it when `run` was folded."""
-
-    task: Task
-    run: Run
-    looked: tuple[bool, bool] = (False, False)
-    rung: tuple[datetime, int] | None = None
-
-
 class Scheduler:
-    """ring: puts a doorbell (run, lane) into the queue. now: the clock, UTC. Not thread-safe."""
+    """ring: puts a doorbell (run, lane) into the queue. now: the clock, UTC. reporter: None to write no reports. Not
+    thread-safe."""
 
     def __init__(
         self,
@@ -61,17 +79,22 @@ class Scheduler:
         ring: Callable[[str, str], None],
         settings: Settings,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        reporter: Reporter | None = None,
     ) -> None:
         self._archive, self._hints, self._ring, self._settings, self._now = archive, hints, ring, settings, now
-        self._token = secrets.token_hex(16)
-        self._open: dict[str, _Open] = {}
-        self._broken: dict[str, str] = {}
+        self._token, self._reporter = secrets.token_hex(16), reporter
+        self._register = Register(archive, BY, self._stamp, self._keep)
         self._leading = False
         self._epoch: str | None = None
         self._settled_at = now()
         self._listed_at: datetime | None = None
         self._post = Post(archive, settings.decision_poll_s)
-        self._submitted = -1
+        self._firings = Firings(archive, hints, settings.relist_s)
+        self._submitted = UNKNOWN
+        self._turns: dict[str, Turns] = {}
+        self._usage: dict[str, Usage] = {}
+        self._planned_at = now()
+        self._closing: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
         """Tick until stopped. An outage of Redis or the store is logged and waited for."""
@@ -83,6 +106,8 @@ class Scheduler:
             except (HintsFault, StoreFault) as fault:
                 log.warning("the scheduler waits", fault=str(fault)[:FAULT_CHARS])
                 pause_s = min(MAX_BACKOFF_S, pause_s * 2)
+        if self._reporter is not None:
+            self._reporter.close()
         if self._leading:
             self._hints.release(LEASE, self._token)
 
@@ -93,33 +118,68 @@ class Scheduler:
         now = self._now()
         self._watch_epoch(now)
         self._list(now)
-        if not self._open:
+        if self._firings.act(now, self._register.batches):
+            self._submitted = UNKNOWN
+            self._list(now)
+        if not self._register:
+            self._report(now)
             return
-        leased, outstanding = self._look()
+        slots = self._slots()
+        self._register.look_up()
+        heads = self._heads(slots["main"])
+        visited = {*(head.run for head in heads), *self._register.backlog.some(VISITED)}
+        leased, outstanding = self._look(visited)
         if self._hints.epoch() != self._epoch:
             return  # wiped while it was read: that it knew of no lease proves nothing
-        self._read_mail(now, leased)
-        gate = Gate(self._hints)
-        decisions = plan(
-            now,
-            [self._seen(name, cached, now, leased, outstanding, gate) for name, cached in self._open.items()],
-            self._slots(),
-            settling=now < self._settled_at,
-        )
+        self._read_mail(now, leased, visited)
+        groups = {batch: self._group(batch) for batch in self._register.batches}
+        seen = self._seen(heads, now, leased, outstanding)
+        decisions = self._plan(now, seen, slots, groups)
+        self._act(decisions, now)
+        self._forget_sealed()
+        self._report(now, seen, decisions)
+
+    def _report(self, now: datetime, seen: Sequence[Seen] = (), decisions: Sequence[Decision] = ()) -> None:
+        if self._reporter is not None:
+            self._reporter.after(now, stands(seen, decisions, now))
+
+    def _plan(
+        self, now: datetime, seen: list[Seen], slots: dict[Pool, Slots], groups: dict[str, Group]
+    ) -> list[Decision]:
+        """The decisions, by the turns that came of the rounds before."""
+        passed_s = max(0.0, (now - self._planned_at).total_seconds())
+        self._turns = {
+            lane: self._turns.get(lane, Turns()).after(passed_s, used.using, used.wanting)
+            for lane, used in self._usage.items()
+        }
+        settling, bounds = now < self._settled_at, Bounds(self._settings.interactive_reserve, self._settings.max_runs)
+        decisions = plan(now, seen, slots, settling=settling, groups=groups, turns=self._turns, bounds=bounds)
+        self._usage, self._planned_at = usage(seen, decisions, groups), now
+        self._closing = {one.batch for one in seen if closes(one, groups[one.batch])}
+        return decisions
+
+    def _act(self, decisions: list[Decision], now: datetime) -> None:
         for decision in decisions:
             match decision:
                 case Ring(run, lane):
                     self._answer(run, lane, now)
                 case Close():
                     self._close(decision)
-        self._forget_sealed()
+
+    def _keep(self) -> None:
+        """Lead on while much is read: whoever lost the lease meanwhile finds that in the next round."""
+        self._hints.extend(LEASE, self._token, self._settings.lease_ttl_s)
 
     def _lead(self) -> bool:
         """Hold the lease. A new leader trusts nothing it cached when it led before."""
         leads = self._hints.claim(LEASE, self._token, self._settings.lease_ttl_s)
         if leads and not self._leading:
-            self._open.clear()
+            self._register.clear()
+            if self._reporter is not None:
+                self._reporter.forget()
+            self._turns, self._usage = {}, {}
             self._post = Post(self._archive, self._settings.decision_poll_s)
+            self._firings.forget()
             self._listed_at = None
         self._leading = leads
         return leads
@@ -142,93 +202,125 @@ class Scheduler:
         if not due and submitted == self._submitted:
             return
         found = [key.removeprefix("open/") for key in self._archive.list("open/")]
-        if due:
-            self._broken.clear()
-        self._open = {name: self._open[name] for name in found if name in self._open}
-        self._load(name for name in found if name not in self._broken and (due or name not in self._open))
+        self._set_aside(self._register.update(found, anew=due))
         self._submitted = submitted
         if due:
             self._listed_at = now
 
-    def _load(self, names: Iterable[str]) -> None:
-        """Fold what is new of these runs. One that cannot be read is set aside until the next full listing."""
+    def _set_aside(self, faults: Iterable[tuple[str, Fault]]) -> None:
+        """Runs that cannot be read, until the next full listing."""
+        for name, fault in faults:
+            self._register.set_aside(name, fault)
+            log.error("a run cannot be read", run=name, fault=str(fault)[:FAULT_CHARS])
+            alone = self._now() >= self._settled_at and not self._hints.held([f"run:{name}"])
+            if isinstance(fault, IntegrityFault) and alone:
+                end_damaged(self._archive, name, fault, by=BY, at=self._stamp())
 
-        def load(name: str) -> _Open | Fault:
-            journal = Journal(self._archive, name)
-            cached = self._open.get(name)
-            try:
-                if cached is not None:
-                    cached.run = journal.load(since=cached.run)
-                    return cached
-                task = journal.task()
-                run = journal.load()
-                if run.last_seq < 0:
-                    journal.submit(task, by="scheduler", at=self._stamp())
-                    run = journal.load()
-                return _Open(task, run)
-            except StoreFault:
-                raise
-            except Fault as fault:
-                return fault
+    def _heads(self, slots: Slots) -> list[Entry]:
+        """Of each batch the runs that could begin now: one where none can, so that its turn is kept."""
+        used = Counter(one.entry.repo for one in self._register.attended.values() if any(one.looked) or one.rung)
 
-        wanted = list(names)
-        if not wanted:
-            return
-        with ThreadPoolExecutor(LOADERS) as pool:
-            for name, loaded in zip(wanted, pool.map(load, wanted), strict=True):
-                if isinstance(loaded, _Open):
-                    self._open[name] = loaded
-                else:
-                    self._set_aside(name, loaded)
+        def room(entry: Entry) -> int | None:
+            most = entry.task.max_per_repo
+            return None if most is None else max(1, most - used[entry.repo])
 
-    def _set_aside(self, name: str, fault: Fault) -> None:
-        self._open.pop(name, None)
-        self._broken[name] = str(fault)
-        log.error("a run cannot be read", run=name, fault=str(fault)[:FAULT_CHARS])
-        alone = self._now() >= self._settled_at and not self._hints.held([f"run:{name}"])
-        if isinstance(fault, IntegrityFault) and alone:
-            end_damaged(self._archive, name, fault, by=BY, at=self._stamp())
+        backlog, count = self._register.backlog, max(1, slots.free)
+        return [
+            head
+            for batch in backlog.batches
+            for head in backlog.heads(batch, CLOSED_AT_ONCE if batch in self._closing else count, room)
+        ]
 
-    def _look(self) -> tuple[set[str], set[str]]:
-        """Runs with a living attempt, and runs with an unanswered doorbell. Where that changed, fold again."""
-        held = self._hints.held(f"run:{name}" for name in self._open)
+    def _look(self, visited: set[str]) -> tuple[set[str], set[str]]:
+        """Runs with a living attempt, and runs with an unanswered doorbell. Where that changed, fold again. visited:
+        those of the backlog that are asked for."""
+        register, outstanding = self._register, set(self._hints.outstanding())
+        held = self._hints.held(f"run:{name}" for name in {*register.attended, *visited})
         leased = {name.removeprefix("run:") for name in held}
-        outstanding = set(self._hints.outstanding())
+        told = self._hints.poked(f"run:{name}" for name in visited)
+        for name in (*leased, *outstanding, *(name.removeprefix("run:") for name in told)):
+            if name in register.backlog:
+                register.attend(name)
         changed = []
-        for name, cached in self._open.items():
+        for name, one in register.attended.items():
             looked = (name in leased, name in outstanding)
-            if looked != cached.looked:
-                cached.looked = looked
+            if looked != one.looked:
+                one.looked = looked
                 changed.append(name)
-        self._load(changed)
+        self._set_aside(register.load(changed))
         return leased, outstanding
 
-    def _read_mail(self, now: datetime, leased: set[str]) -> None:
+    def _read_mail(self, now: datetime, leased: set[str], visited: set[str]) -> None:
         """Take in what people sent to runs that no attempt listens for, and to batches."""
-        batches = {cached.task.batch for cached in self._open.values()}
-        names = [*(f"run:{name}" for name in self._open), *(f"batch:{batch}" for batch in batches)]
-        alone = [(cached.run, cached.task.batch) for name, cached in self._open.items() if name not in leased]
-        for name, fault in self._post.read(now, alone, batches, self._hints.poked(names)):
-            self._set_aside(name, fault)
+        register = self._register
+        if self._post.due(now):
+            self._visit_paused(visited)
+        batches = register.batches
+        poked = self._hints.poked(
+            [*(f"run:{name}" for name in register.attended), *(f"batch:{batch}" for batch in batches)]
+        )
+        alone = [(one.run, one.entry.batch) for name, one in register.attended.items() if name not in leased]
+        runs, torn = self._post.read(now, alone, batches, poked)
+        self._set_aside(runs)
+        self._set_aside((name, fault) for batch, fault in torn for name in register.of(batch))
 
-    def _seen(
-        self, name: str, cached: _Open, now: datetime, leased: set[str], outstanding: set[str], gate: Gate
+    def _visit_paused(self, visited: set[str]) -> None:
+        """Whoever is paused is not claimed, so that no attempt would find what came without a hint."""
+        backlog = self._register.backlog
+        paused = {run for batch in backlog.batches if self._control(batch).blocks for run in backlog.of(batch)}
+        for name in self._post.written_to(sorted(paused & visited)):
+            self._register.attend(name)
+
+    def _control(self, batch: str) -> Mail:
+        """What a run of the batch that has read nothing has to read of its control."""
+        return self._post.mail(Run(), batch)
+
+    def _group(self, batch: str) -> Group:
+        again = [message.at for message in self._control(batch).control if message.kind == "breaker"]
+        return self._register.group(batch, max(again, default=""))
+
+    def _seen(self, heads: list[Entry], now: datetime, leased: set[str], outstanding: set[str]) -> list[Seen]:
+        """What the plan is shown: all that do something, and of the others those that could begin, which are alike
+        but for their names."""
+        gate, register, alike = Gate(self._hints), self._register, dict[str, Seen]()
+        seen = [
+            self._seen_one(one.entry, one.run, gate, now, name in leased, _rung_age_s(one, now, name in outstanding))
+            for name, one in register.attended.items()
+        ]
+        for head in heads:
+            if head.run in register.backlog:
+                if head.batch not in alike:
+                    alike[head.batch] = self._seen_one(head, head.stub(), gate, now, False, None)
+                seen.append(
+                    replace(
+                        alike[head.batch], id=head.run, since=head.since, by=head.by, repo=head.repo, wave=head.wave
+                    )
+                )
+        return seen
+
+    def _seen_one(
+        self, entry: Entry, run: Run, gate: Gate, now: datetime, leased: bool, rung_age_s: float | None
     ) -> Seen:
-        run = cached.run
-        mail = self._post.mail(run, cached.task.batch)
+        task = entry.task
+        mail = self._post.mail(run, entry.batch)
         return Seen(
-            id=name,
+            id=entry.run,
             status=run.status,
             since=run.submitted_at,
-            lane=cached.task.lane,
-            leased=name in leased,
+            lane=task.lane,
+            leased=leased,
             cancelled=mail.cancel is not None,
             blocked=mail.blocks,
             begun=run.claims > 0,
-            held=windows.held(cached.task, run, now) or _held(gate.held(cached.task, mail)),
+            held=windows.held(task, run, now) or _held(gate.held(task, mail)),
             barren_claims=run.barren_claims,
-            not_before=hours.not_before(cached.task, run),
-            rung_age_s=_rung_age_s(cached, now, name in outstanding),
+            not_before=hours.not_before(task, run),
+            rung_age_s=rung_age_s,
+            batch=entry.batch,
+            by=run.submitted_by,
+            repo=entry.repo,
+            account=_account(task.model),
+            wave=entry.wave,
         )
 
     def _slots(self) -> dict[Pool, Slots]:
@@ -241,33 +333,42 @@ class Scheduler:
         return {pool: Slots(total[pool], free[pool]) for pool in total}
 
     def _answer(self, name: str, lane: str, now: datetime) -> None:
-        cached = self._open[name]
+        one = self._register.attend(name)
         self._hints.rung(name, lane, self._settings.ring_again_s)
         self._ring(name, lane)
-        cached.rung = (now, cached.run.claims)
-        cached.looked = (False, True)
+        one.rung = (now, one.run.claims)
+        one.looked = (False, True)
 
     def _close(self, decision: Close) -> None:
-        cached = self._open[decision.run]
+        one = self._register.attend(decision.run)
         try:
-            cached.run = seal(self._archive, cached.run, decision, at=self._stamp())
+            one.run = seal(self._archive, one.run, decision, at=self._stamp())
         except IntegrityFault as fault:
-            self._set_aside(decision.run, fault)
+            self._set_aside([(decision.run, fault)])
             return
-        if cached.run.sealed is None:
+        if one.run.sealed is None:
             log.info("a run that was to be sealed is claimed again", run=decision.run)
 
     def _forget_sealed(self) -> None:
         """The marker goes last: whoever finds it deletes it, however the sealer ended."""
-        sealed = [name for name, cached in self._open.items() if cached.run.sealed is not None]
+        sealed = [name for name, one in self._register.attended.items() if one.run.sealed is not None]
         if sealed:
             self._archive.delete(keys.open_marker(name) for name in sealed)
             self._post.forget(sealed)
             for name in sealed:
-                del self._open[name]
+                self._register.leave(name)
 
     def _stamp(self) -> str:
         return self._now().isoformat(timespec="milliseconds")
+
+
+@cache
+def _account(model: str) -> str:
+    """Through which its model is asked; "" for a name that an older archive may hold."""
+    try:
+        return parse_model_name(model).account
+    except InvalidFault:
+        return ""
 
 
 def _held(becomes: Literal["pause", "stop"] | None) -> Held | None:
@@ -283,11 +384,11 @@ def _began(epoch: str) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
 
 
-def _rung_age_s(cached: _Open, now: datetime, outstanding: bool) -> float | None:
+def _rung_age_s(one: Attended, now: datetime, outstanding: bool) -> float | None:
     """Age of a doorbell that counts as unanswered: Redis says so, or it was answered a moment ago and the claim
     that must follow is not in the journal yet."""
-    if cached.rung is None:
+    if one.rung is None:
         return 0.0 if outstanding else None
-    at, claims = cached.rung
+    at, claims = one.rung
     age_s = (now - at).total_seconds()
-    return age_s if outstanding or (age_s < USUAL_CLAIM_S and claims == cached.run.claims) else None
+    return age_s if outstanding or (age_s < USUAL_CLAIM_S and claims == one.run.claims) else None

@@ -50,7 +50,7 @@ REASONS: dict[str, frozenset[str]] = {
 OutcomeName = Literal["changed", "no_change", "failed", "cancelled", "skipped", "reused"]
 VerdictName = Literal["verified", "unverified", "still_failing", "broke", "flaky"]
 DecisionName = Literal["approved", "denied", "answered", "cancelled", "expired"]
-MessageKind = Literal["message", "cancel", "pause", "unpause", "closed", "budget"]
+MessageKind = Literal["message", "cancel", "pause", "unpause", "closed", "budget", "breaker"]
 
 
 class Failure(Frozen):

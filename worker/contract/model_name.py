@@ -32,6 +32,13 @@ class ModelName:
     def __str__(self) -> str:
         return self.provider + _SEPARATORS.get(self.provider, "") + self.name
 
+    @property
+    def account(self) -> str:
+        """What settings call the account that it is asked through (`DAWN_RATES__NAME`), "" where none is asked."""
+        if self.provider in ("anthropic", "openai"):
+            return self.provider
+        return self.name.partition("/")[0] if self.provider in ASKED else ""
+
 
 def parse_model_name(text: str) -> ModelName:
     """Raises InvalidFault that lists the known forms."""

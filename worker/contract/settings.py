@@ -47,11 +47,15 @@ class Settings(BaseSettings):
     `DAWN_MODEL_PROGRAMS__NAME` each (worker/models/program.py).
     rates: how fast each account may be asked, by provider (`anthropic`, `openai`) or by the name of a model program
     or entry point: `DAWN_RATES__OPENAI__REQUESTS_PER_MIN=60`, `DAWN_RATES__OPENAI__TOKENS_PER_MIN=100000`.
+    max_runs: how many runs may be at work at a time for each account, named as in `rates`:
+    `DAWN_MAX_RUNS__OPENAI=20`.
+    interactive_reserve: the share of all slots, rounded down, that batches leave free for `dawn run`.
     tools: a YAML list of tools that every task submitted here brings, as `tools` of a manifest does (OwnTool).
     before_call: `command:/path/to/program` or `python:module:function`, asked before each call
     (worker/before_call.py).
     day_budget_usd: what all runs of the deployment may spend on models in one day (UTC); None for no bound.
     prices: a file of prices that go before the table we bring (worker/models/prices.py).
+    deliver: workers also take the lane `deliver`: for those that hold the tokens of forges, as `DAWN_SECRET_<NAME>`.
     reports_dir: where the scheduler puts the files that `notify` of manifests asks for; None for `<state_dir>/reports`.
     """
 
@@ -80,6 +84,8 @@ class Settings(BaseSettings):
     tools: Path | None = None
     model_programs: dict[ProgramName, str] = {}
     rates: dict[ProgramName, Rate] = {}
+    max_runs: dict[ProgramName, Count] = {}
+    interactive_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.1
     openai_base_url: str | None = None
     anthropic_base_url: str | None = None
     prices: Path | None = None
@@ -87,6 +93,7 @@ class Settings(BaseSettings):
     reports_dir: Path | None = None
 
     worker_slots: Count = 4
+    deliver: bool = False
     lease_ttl_s: Seconds = 45
     heartbeat_s: Seconds = 10
     own_deadline_s: Seconds = 30
