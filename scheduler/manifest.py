@@ -27,6 +27,7 @@ from worker.contract.task import (
     PolicyRule,
     later,
 )
+from worker.contract.waves import WEIGHT_MAX, Breaker, Waves
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
@@ -122,6 +123,11 @@ class Manifest(Frozen):
     labels: Annotated[tuple[Label, ...], Field(max_length=20)] = later(())
     notify: Notify | None = later(None)
     candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
+    waves: Waves = later(None)
+    breaker: Breaker | None = later(None)
+    weight: Annotated[int, Field(ge=1, le=WEIGHT_MAX)] = later(1)
+    parallel: Annotated[int, Field(ge=1)] | None = later(None)
+    max_per_repo: Annotated[int, Field(ge=1)] | None = later(None)
 
     @field_validator("checks")
     @classmethod
