@@ -73,6 +73,11 @@ def freeze(
         "labels": manifest.labels,
         "notify": manifest.notify,
         "candidates": manifest.candidates,
+        "waves": manifest.waves,
+        "breaker": manifest.breaker,
+        "weight": manifest.weight,
+        "parallel": manifest.parallel,
+        "max_per_repo": manifest.max_per_repo,
     }
     tasks = [
         Task(
@@ -107,6 +112,8 @@ def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
         and archive.get(keys.batch_targets(batch.id)) != batch.targets
     ):
         raise ConflictFault(f"batch {batch.id} exists already with other targets", hint="give it another name")
+    if batch.tasks[0].lane == "batch":
+        archive.create(keys.report_due(batch.id), b"")
 
     def write(task: Task) -> bool:
         return submit_run(task, archive, by=by, at=at, reuse=batch.reuse)
