@@ -60,6 +60,12 @@ class Bench:
             limits=limits,
         )
 
+    def reporting(self, task: Task, junit: str) -> Task:
+        """The task, whose checks write JUnit XML there."""
+        return task.model_copy(
+            update={"checks": tuple(check.model_copy(update={"junit": junit}) for check in task.checks)}
+        )
+
     def prepare(self, task: Task) -> Prepared:
         return prepare(
             task,

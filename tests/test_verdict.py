@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -10,12 +11,15 @@ import pytest
 from preparation import Bench
 from repositories import commit_all
 
+from worker.checks import Ran
 from worker.contract.cancel import Cancel
+from worker.contract.environment import Baseline
 from worker.contract.errors import EngineFault
-from worker.contract.events import CheckResult, PatchStat, VerdictName
+from worker.contract.events import CheckResult, Compared, PatchStat, VerdictName
+from worker.contract.results import Colour as EndOfTest
 from worker.publish import Patch
 from worker.sandbox.protocol import Command, Output, Result, Workspace
-from worker.verdict import WORST_FIRST, apply, classify, differing
+from worker.verdict import WORST_FIRST, apply, classify, differing, unlike
 
 NO_PATCH = Patch({}, PatchStat())
 
@@ -169,6 +173,100 @@ def test_a_submodule_edit_counts(bench: Bench, tmp_path: Path, with_submodule: P
     assert set(patch.files) == {"submodules.diff"}
     assert patch.stat.digest is not None
     assert bench.verdict(task, prepared, patch).verdict == "verified"
+
+
+REPORTER = """
+{ echo '<s>'; for name in one two three; do
+    test -e $name || continue
+    echo "<testcase classname='k' name='$name'>"
+    case "$(cat $name)" in bad) echo '<failure/>';; off) echo '<skipped/>';; esac
+    echo '</testcase>'
+done; echo '</s>'; } >out/report.xml
+! grep -q bad one two three
+"""
+
+
+@pytest.fixture
+def reporting(source: Path) -> Path:
+    """A repository whose check reports three tests, each as its file says."""
+    (source / "check.sh").write_text(REPORTER)
+    (source / "out").mkdir()
+    for name, end in {"one": "bad", "two": "bad", "three": "good", "out/report.xml": "<s/>"}.items():
+        (source / name).write_text(f"{end}\n")
+    commit_all(source)
+    return source
+
+
+@pytest.mark.docker
+def test_tests_that_only_got_better_make_no_red_check_green(bench: Bench, reporting: Path) -> None:
+    """One of two is repaired: the check is red as before, its tests say how far it came, and all are stored."""
+    task = bench.reporting(bench.task(bench.repo(reporting), unit="sh check.sh"), "out/*.xml")
+    prepared, patch = bench.edited(task, "echo good >one; echo good >four; sh check.sh; test -s out/report.xml")
+    verdict = bench.verdict(task, prepared, patch)
+    assert verdict.verdict == "still_failing"
+    [tests] = verdict.tests
+    assert tests.counts == {"fixed": 1, "still_failing": 1, "passing": 1}
+    assert tests.named == {"still_failing": ("k::two",), "fixed": ("k::one",)}
+    assert [check.reported.failed for check in verdict.checks if check.reported] == [1, 1]
+    assert verdict.matrix is not None
+    stored = json.loads(bench.archive.get(f"runs/run/blobs/{verdict.matrix}"))
+    ends = {"before": "failed", "after": "passed", "again": "passed"}
+    assert stored["checks"]["unit"]["k::one"] == {"kind": "fixed", **ends}
+
+
+@pytest.mark.docker
+def test_a_test_that_broke_counts_where_its_check_was_red(bench: Bench, reporting: Path) -> None:
+    """The check is red before and after; a test that passed fails now, twice: broke."""
+    task = bench.reporting(bench.task(bench.repo(reporting), unit="sh check.sh"), "out/report.xml")
+    prepared, patch = bench.edited(task, "echo good >one; echo good >two; echo bad >three")
+    verdict = bench.verdict(task, prepared, patch)
+    assert verdict.verdict == "broke"
+    assert verdict.tests[0].counts == {"fixed": 2, "broke": 1}
+
+
+@pytest.mark.docker
+def test_a_report_is_in_no_patch_unless_it_is_tracked(bench: Bench, reporting: Path) -> None:
+    """What the agent's own run of the check wrote is named as left out; a report that the repository tracks is an
+    edit like any other."""
+    task = bench.task(bench.repo(reporting), unit="sh check.sh; cp out/report.xml new.xml")
+    _, patch = bench.edited(bench.reporting(task, "*.xml"), "cp check.sh new.xml; echo '<s> </s>' >out/report.xml")
+    assert set(patch.stat.files) == {"out/report.xml"}
+    assert patch.stat.left_out == {"new.xml": "a report of a check"}
+
+
+@pytest.mark.docker
+def test_a_report_of_another_run_tells_nothing(bench: Bench, reporting: Path) -> None:
+    """A check that writes none has none, whatever lies where it would: the patch can bring no tests of its own."""
+    forged = "<s><testcase name='forged'/></s>"
+    task = bench.reporting(bench.task(bench.repo(reporting), unit="true"), "out/report.xml")
+    prepared, patch = bench.edited(task, f'echo "{forged}" >out/report.xml')
+    verdict = bench.verdict(task, prepared, patch)
+    assert (verdict.verdict, verdict.tests, verdict.matrix) == ("verified", (), None)
+    assert [check.reported for check in verdict.checks] == [None]
+
+
+def ran(**tests: dict[str, EndOfTest]) -> list[Ran]:
+    return [Ran(CheckResult(name=name, status="red", exit_code=1), ends) for name, ends in tests.items()]
+
+
+def test_a_check_is_run_again_when_one_of_its_tests_turned() -> None:
+    """Though its own colour is the same; new, gone and skipped tests ask for no second run."""
+    base = Baseline(
+        checks=tuple(results(same="red", turned="red", new="red", none="red")),
+        tests={"same": {"a": "failed"}, "turned": {"a": "passed"}, "new": {"a": "skipped"}},
+    )
+    first = ran(
+        same={"a": "failed"}, turned={"a": "failed"}, new={"a": "failed", "b": "passed"}, none={"a": "failed"}
+    )
+    assert unlike(base, first) == ["turned"]
+
+
+def test_a_test_that_broke_or_is_flaky_decides() -> None:
+    """Where every check has the colour it had; tests that were fixed change nothing."""
+    red = results(c="red")
+    for kind, verdict in (("broke", "broke"), ("flaky", "flaky"), ("fixed", "still_failing")):
+        tests = [Compared.model_validate({"check": "c", "counts": {kind: 1}})]
+        assert classify(red, red, [], patch_empty=False, tests=tests) == verdict
 
 
 FORGER = """

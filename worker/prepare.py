@@ -20,7 +20,7 @@ from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, InvalidFault, NotFoundFault
 from worker.contract.events import Instruction, canonical, digest
 from worker.contract.redact import Redactor
-from worker.contract.task import Task
+from worker.contract.task import Repo, Task
 from worker.environments import Prepared
 from worker.sandbox.protocol import Owner, Result, Role, Sandbox, Workspace, WorkspaceTooLarge
 from worker.store import keys
@@ -59,7 +59,7 @@ def prepare(
     store_images: keep an image that no registry has in the archive, for other hosts.
     Raises EnvironmentFault with a reason of the closed set, Cancelled when it was stopped.
     """
-    secret = _repo_secret(task, secrets)
+    secret = repo_secret(task.repo, secrets)
     return _Preparation(task, archive, sandbox, owner, redactor, secret, cancel, store_images).run(baseline)
 
 
@@ -218,7 +218,7 @@ class _Preparation:
             with self._workspace("baseline", prepared.image) as workspace:
                 workspace.restore(environments.restore_chain(self.archive, prepared))
                 try:
-                    results = checks.run_checks(
+                    ran = checks.run_checks(
                         self.task,
                         self.task.checks,
                         workspace,
@@ -228,6 +228,7 @@ class _Preparation:
                     )
                 except InvalidFault as fault:
                     raise EnvironmentFault("check", fault.message, hint=fault.hint) from fault
+            results = tuple(one.result for one in ran)
             for result in results:
                 if result.status == "not_found":
                     raise EnvironmentFault(
@@ -235,7 +236,9 @@ class _Preparation:
                         f"check {result.name!r} ended with {result.exit_code} on the untouched start: {result.tail}",
                         hint="its command is not in the image: install it in setup, or name another image",
                     ) from None
-            self.archive.create(key, canonical(Baseline(checks=results).model_dump(mode="json")))
+            tests = {one.result.name: dict(one.tests) for one in ran if one.tests is not None}
+            measured = Baseline(v=2 if tests else 1, checks=results, tests=tests)
+            self.archive.create(key, canonical(measured.model_dump(mode="json")))
             data = self.archive.get(key)
         return parsed(Baseline, data, key), digest(data)
 
@@ -277,8 +280,10 @@ def _ending(result: Result) -> str:
     return result.detail or result.status
 
 
-def _repo_secret(task: Task, secrets: Mapping[str, str]) -> dict[str, str]:
-    name = task.repo.secret
+def repo_secret(repo: Repo, secrets: Mapping[str, str]) -> dict[str, str]:
+    """What opens the repository, as its containers know it. secrets: NAME -> value. Raises
+    EnvironmentFault("repository") where the one that it names has no value."""
+    name = repo.secret
     if name is None:
         return {}
     if not secrets.get(name):

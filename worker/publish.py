@@ -48,13 +48,15 @@ class Patch:
 def make_patch(workspace: Workspace, task: Task, *, put_blob: PutBytes, redactor: Redactor, cancel: Cancel) -> Patch:
     """The agent's work tree as patches against its start commit, stored as blobs of the run.
 
-    Applied to the base they give the same tree, apart from what `stat.left_out` names: files over a cap, and
-    ignored ones. Raises Cancelled, EngineFault.
+    Applied to the base they give the same tree, apart from what `stat.left_out` names: files over a cap, ignored
+    ones, and new ones that a check reports in. Raises Cancelled, EngineFault.
     """
     workspace.put("listing", [json.dumps(workspace.tree()).encode()])
     caps = {"file_bytes": task.limits.patch_file_bytes, "patch_bytes": task.limits.patch_bytes}
+    reports = [(task.repo.path, check.junit) for check in task.checks if check.junit is not None]
     try:
-        made = ask(workspace, "patch", {"op": "make", **caps}, timeout_s=PATCH_TIMEOUT_S, cancel=cancel)
+        request = {"op": "make", **caps, "reports": reports}
+        made = ask(workspace, "patch", request, timeout_s=PATCH_TIMEOUT_S, cancel=cancel)
     except ToolboxProblem as problem:
         raise EngineFault(f"the patch could not be made: {problem.message}") from None
     files = {name: b"".join(workspace.get(name)) for name, size in made["sizes"].items() if size}

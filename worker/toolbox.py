@@ -40,6 +40,7 @@ def ask(
     cancel: Cancel,
     network: bool = False,
     root: bool = True,
+    writes: bool = True,
     secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The answer to one request. Raises ToolboxProblem, Cancelled, and EngineFault when there is no answer."""
@@ -50,6 +51,7 @@ def ask(
         cwd="/",
         network=network,
         root=root,
+        writes=writes,
         timeout_s=timeout_s,
         secrets=secrets or {},
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import ignore
 from cleangit import BASE, REPO, Problem, object_format, tree_entries
 
 READ_FACTOR = 4
@@ -120,8 +121,9 @@ class Base:
                 else:
                     self.entries[whole] = (_plain_mode(mode), oid)
 
-    def compare(self, listing: Listing, caps: Caps) -> tuple[Change, Change, LeftOut]:
-        """What the work tree changes in the repository and in its submodules, and what is left out."""
+    def compare(self, listing: Listing, caps: Caps, reports: list[ignore.Pattern]) -> tuple[Change, Change, LeftOut]:
+        """What the work tree changes in the repository and in its submodules, and what is left out. reports: name
+        what checks write."""
         repository, submodules, left_out = Change(), Change(), LeftOut()
         fetched = tuple(place + b"/" for place, _ in self.submodules)
 
@@ -137,6 +139,9 @@ class Base:
             reason = self._impossible(path, fetched)
             if reason:
                 left_out.add(path, reason)
+                continue
+            if path not in self.entries and ignore.named(reports, path):
+                left_out.add(path, "a report of a check")
                 continue
             size, oid = _object_id(path, mode, self.object_format)
             if self.entries.get(path) == (mode, oid):

@@ -67,6 +67,18 @@ def parse(content: bytes) -> list[Pattern]:
     return [pattern for pattern in map(_pattern, lines) if pattern]
 
 
+def globbed(folder: str, glob: str) -> list[Pattern]:
+    """What a glob means that begins in a folder of the work tree, whose own name is no pattern."""
+    literal = re.sub(r"([\\*?\[])", r"\\\1", folder)
+    return parse("/".join(["", *filter(None, [literal, glob.removeprefix("./")])]).encode())
+
+
+def named(patterns: list[Pattern], path: bytes) -> bool:
+    """Whether one of them names this file of the work tree."""
+    parts = path.decode("latin-1").split("/")
+    return any(pattern.matches(parts, False) for pattern in patterns)
+
+
 def _bytewise(path: str) -> str:
     return path if path.isascii() else os.fsencode(path).decode("latin-1")
 

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import ignore
 from changes import Base, Caps, Change, LeftOut, shown, stash_notes
 from cleangit import BASE, REPO, GitFailed, Problem, git, init, quoted, reading_git, serve
 
@@ -57,13 +58,15 @@ class Section:
 
 
 def make(request: dict[str, Any]) -> dict[str, Any]:
-    """Write both patches; answers sizes, files (path -> lines added, removed; None for binary), left_out, notes."""
+    """Write both patches, without the new files that `reports` names (folder and glob each); answers sizes, files
+    (path -> lines added, removed; None for binary), left_out, notes."""
     caps = Caps(request["file_bytes"], request["patch_bytes"])
     listing_file = BASE / "listing"
     listing = [(os.fsencode(path), mode, sha256) for path, mode, sha256 in json.loads(listing_file.read_bytes())]
     listing_file.unlink()
     base = Base()
-    repository, submodules, left_out = base.compare(listing, caps)
+    reports = [pattern for place in request.get("reports", ()) for pattern in ignore.globbed(*place)]
+    repository, submodules, left_out = base.compare(listing, caps, reports)
     files: dict[str, tuple[int, int] | None] = {}
     with tempfile.TemporaryDirectory(dir=BASE) as scratch:
         git_dir = Path(scratch) / "git"
