@@ -18,6 +18,7 @@ from worker.contract.events import Sealed
 from worker.contract.run import BUDGETS, FAILED_VERDICTS
 from worker.contract.task import Task
 from worker.contract.waves import wave_of
+from worker.store.inbox import Message
 from worker.store.members import Member as Named
 
 OUTSIDE: Final = {("provider", "connection"), ("provider", "unavailable"), *(("limit", reason) for reason in BUDGETS)}
@@ -52,6 +53,11 @@ def end_of(sealed: Sealed, at: str) -> End:
     if failure is not None and (failure.cls == "infra" or (failure.cls, failure.reason) in OUTSIDE):
         return End("", at)
     return End("failed" if sealed.outcome == "failed" or sealed.verdict in FAILED_VERDICTS else "ok", at)
+
+
+def again_at(control: Iterable[Message]) -> str:
+    """Since when a batch's breaker counts, by what people said to it; "" for always."""
+    return max((message.at for message in control if message.kind == "breaker"), default="")
 
 
 class Ended:

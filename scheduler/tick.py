@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from typing import Final, Literal
 
 import structlog
@@ -21,6 +20,7 @@ from scheduler import windows
 from scheduler.backlog import Entry
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
+from scheduler.ended import again_at
 from scheduler.firing import Firings
 from scheduler.plan import (
     USUAL_CLAIM_S,
@@ -44,8 +44,8 @@ from scheduler.reporting import Reporter, stands
 from scheduler.seal import BY, seal
 from scheduler.turns import Turns
 from worker.contract import hours
-from worker.contract.errors import Fault, HintsFault, IntegrityFault, InvalidFault, StoreFault
-from worker.contract.model_name import parse_model_name
+from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
+from worker.contract.model_name import account_of
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.store import keys
@@ -276,8 +276,7 @@ class Scheduler:
         return self._post.mail(Run(), batch)
 
     def _group(self, batch: str) -> Group:
-        again = [message.at for message in self._control(batch).control if message.kind == "breaker"]
-        return self._register.group(batch, max(again, default=""))
+        return self._register.group(batch, again_at(self._control(batch).control))
 
     def _seen(self, heads: list[Entry], now: datetime, leased: set[str], outstanding: set[str]) -> list[Seen]:
         """What the plan is shown: all that do something, and of the others those that could begin, which are alike
@@ -319,7 +318,7 @@ class Scheduler:
             batch=entry.batch,
             by=run.submitted_by,
             repo=entry.repo,
-            account=_account(task.model),
+            account=account_of(task.model),
             wave=entry.wave,
         )
 
@@ -360,15 +359,6 @@ class Scheduler:
 
     def _stamp(self) -> str:
         return self._now().isoformat(timespec="milliseconds")
-
-
-@cache
-def _account(model: str) -> str:
-    """Through which its model is asked; "" for a name that an older archive may hold."""
-    try:
-        return parse_model_name(model).account
-    except InvalidFault:
-        return ""
 
 
 def _held(becomes: Literal["pause", "stop"] | None) -> Held | None:

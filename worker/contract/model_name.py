@@ -7,6 +7,7 @@ Refuses to know what stands behind a name: whether a key is set or a file exists
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal, get_args
 
 from worker.contract.errors import InvalidFault
@@ -51,3 +52,12 @@ def parse_model_name(text: str) -> ModelName:
             if name and len(text) <= MAX_CHARS and name == name.strip() and name.isprintable():
                 return ModelName(provider, name)
     raise InvalidFault(f"unknown model {text[:MAX_CHARS]!r}", hint=f"known are {FORMS}")
+
+
+@cache
+def account_of(text: str) -> str:
+    """ModelName.account, of any text: "" also for a name that only an older archive may hold."""
+    try:
+        return parse_model_name(text).account
+    except InvalidFault:
+        return ""
