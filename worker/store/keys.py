@@ -120,7 +120,7 @@ def reviews(run: str) -> str:
 
 def pushed(at: datetime, token: str, run: str) -> str:
     """Marker of a run that was delivered then, with a token of that name."""
-    return f"{pushed_folder(at)}{at:%H%M%S}-{token}-{run}"
+    return f"{pushed_folder(at)}{at:%M%S}-{token}-{run}"
 
 
 def pushed_folder(hour: datetime) -> str:
@@ -168,16 +168,6 @@ def work_folder(work: str) -> str:
     return f"work/{work}/"
 
 
-
-
-
-
-
-
-
-
-
-
 def batch_report(batch: str, n: int, name: str) -> str:
     """name: `report.json`, and `report.md` and `report.html` that are made of it."""
     return f"{batch_reports_folder(batch)}{n:06d}/{name}"
@@ -198,6 +188,32 @@ def batch_notices_folder(batch: str) -> str:
 def report_due(batch: str) -> str:
     """Marker of a batch whose last report is not written yet, or not told to all who asked for it."""
     return f"due/{batch}"
+
+
+def schedule_spec(name: str, n: int) -> str:
+    return f"{schedule_specs(name)}{n:06d}.json"
+
+
+def schedule_specs(name: str) -> str:
+    return f"{schedule_folder(name)}spec/"
+
+
+def schedule_template(name: str, digest: str) -> str:
+    return f"{schedule_folder(name)}templates/{digest}"
+
+
+def schedule_folder(name: str) -> str:
+    return f"schedules/{name}/"
+
+
+def schedule_firing(name: str, due: str) -> str:
+    """Its creation is the right to enqueue that firing. due: UTC, as zones.utc_text writes it."""
+    return f"{schedule_folder(name)}{due}.json"
+
+
+def schedule_done(name: str, due: str) -> str:
+    """Marker of a firing whose batch is written."""
+    return f"{schedule_folder(name)}done/{due}"
 
 
 def environment(key: str) -> str:
