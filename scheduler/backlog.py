@@ -21,6 +21,10 @@ _COMMON = {
 """What a scheduler does not ask of a task, or has in the run's own words."""
 
 
+Queue = tuple[str, str]
+"""Batch and lane."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An open run in few words. task: what it shares with the runs of its batch, nothing else is right in it. since,
@@ -38,8 +42,13 @@ class Entry:
         return self.task.batch
 
     @property
+    def queue(self) -> Queue:
+        """Those among which the oldest goes first."""
+        return self.task.batch, self.task.lane
+
+    @property
     def order(self) -> tuple[int, str, str]:
-        """Inside a batch."""
+        """In its queue."""
         return self.wave, self.since, self.run
 
     def stub(self) -> Run:
@@ -63,7 +72,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._order: dict[str, list[tuple[int, str, str]]] = {}
+        self._order: dict[Queue, list[tuple[int, str, str]]] = {}
         self._visited: Iterator[str] = iter(())
 
     def __contains__(self, run: object) -> bool:
@@ -76,34 +85,39 @@ class Backlog:
         return iter(list(self._entries))
 
     @property
-    def batches(self) -> list[str]:
+    def queues(self) -> list[Queue]:
         """Those with any."""
         return list(self._order)
 
+    @property
+    def batches(self) -> set[str]:
+        """Those with any."""
+        return {batch for batch, _ in self._order}
+
     def of(self, batch: str) -> list[str]:
-        """In their order."""
-        return [run for _, _, run in self._order.get(batch, ())]
+        """Its runs."""
+        return [run for (of, _), order in self._order.items() if of == batch for _, _, run in order]
 
     def add(self, entry: Entry) -> None:
         self._entries[entry.run] = entry
-        bisect.insort(self._order.setdefault(entry.batch, []), entry.order)
+        bisect.insort(self._order.setdefault(entry.queue, []), entry.order)
 
     def take(self, run: str) -> Entry | None:
         """Remove it; None when it is not there."""
         entry = self._entries.pop(run, None)
         if entry is not None:
-            order = self._order[entry.batch]
+            order = self._order[entry.queue]
             del order[bisect.bisect_left(order, entry.order)]
             if not order:
-                del self._order[entry.batch]
+                del self._order[entry.queue]
         return entry
 
-    def heads(self, batch: str, count: int, room: Callable[[Entry], int | None]) -> list[Entry]:
-        """The first of a batch, at most count. room: how many more may begin on an entry's repository, None for any
+    def heads(self, queue: Queue, count: int, room: Callable[[Entry], int | None]) -> list[Entry]:
+        """The first of a queue, at most count. room: how many more may begin on an entry's repository, None for any
         number: those behind that number are passed over."""
         found: list[Entry] = []
         begun: Counter[str] = Counter()
-        for _, _, run in self._order.get(batch, ()):
+        for _, _, run in self._order.get(queue, ()):
             entry = self._entries[run]
             most = room(entry) if entry.repo else None
             if most is None or begun[entry.repo] < most:

@@ -45,24 +45,30 @@ class Post:
         """Whether the next look is one without hints, too."""
         return self._patrolled_at is None or now - self._patrolled_at >= self._poll
 
-    def read(
-        self, now: datetime, runs: Iterable[tuple[Run, str]], batches: set[str], poked: Mapping[str, int]
-    ) -> tuple[list[tuple[str, IntegrityFault]], list[tuple[str, IntegrityFault]]]:
-        """Look where there may be news, and return runs, and batches, whose mail cannot be read. runs: those without
-        a living attempt, each with its batch; poked: as Hints.poked says. Raises StoreFault."""
-        runs = list(runs)
-        faults: list[tuple[str, IntegrityFault]] = []
+    def read_batches(
+        self, now: datetime, batches: Iterable[str], poked: Mapping[str, int]
+    ) -> list[tuple[str, IntegrityFault]]:
+        """Look where there may be news of these, and return those whose control cannot be read: nobody knows what
+        their runs were told. poked: as Hints.poked says. Raises StoreFault."""
         torn: list[tuple[str, IntegrityFault]] = []
-        patrol = self.due(now)
         for batch in batches:
             known, hint = self._batches.setdefault(batch, _Known()), poked.get(f"batch:{batch}", -1)
-            if patrol or hint != known.poked:
+            if self.due(now) or hint != known.poked:
                 try:
                     known.inbox += Control(self._archive, batch).read(len(known.inbox))
-                except IntegrityFault as fault:  # nobody knows what its runs were told
+                except IntegrityFault as fault:
                     torn.append((batch, fault))
                     continue
                 known.poked = hint
+        return torn
+
+    def read(
+        self, now: datetime, runs: Iterable[tuple[Run, str]], poked: Mapping[str, int]
+    ) -> list[tuple[str, IntegrityFault]]:
+        """Look where there may be news of runs, and return those whose mail cannot be read. runs: those without a
+        living attempt, each with its batch, which was read; poked: as Hints.poked says. Raises StoreFault."""
+        faults: list[tuple[str, IntegrityFault]] = []
+        patrol = self.due(now)
         wanted = []
         for run, batch in runs:
             known, hint = self._runs.setdefault(run.id, _Known(poked=-1)), poked.get(f"run:{run.id}", -1)
@@ -74,7 +80,7 @@ class Post:
                 faults += filter(None, pool.map(lambda one: self._look(one[0], one[1], now), wanted))
         if patrol:
             self._patrolled_at = now
-        return faults, torn
+        return faults
 
     def written_to(self, runs: Sequence[str]) -> list[str]:
         """Those of the runs whose inbox is not empty."""

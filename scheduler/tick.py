@@ -17,7 +17,7 @@ from typing import Final, Literal
 import structlog
 
 from scheduler import windows
-from scheduler.backlog import Entry
+from scheduler.backlog import Entry, Queue
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
 from scheduler.ended import again_at
@@ -126,6 +126,7 @@ class Scheduler:
             return
         slots = self._slots()
         self._register.look_up()
+        self._read_controls(now)
         heads = self._heads(slots["main"])
         visited = {*(head.run for head in heads), *self._register.backlog.some(VISITED)}
         leased, outstanding = self._look(visited)
@@ -224,12 +225,12 @@ class Scheduler:
             most = entry.task.max_per_repo
             return None if most is None else max(1, most - used[entry.repo])
 
-        backlog, count = self._register.backlog, max(1, slots.free)
-        return [
-            head
-            for batch in backlog.batches
-            for head in backlog.heads(batch, CLOSED_AT_ONCE if batch in self._closing else count, room)
-        ]
+        backlog, begin = self._register.backlog, max(1, slots.free)
+        heads: list[Entry] = []
+        for queue in backlog.queues:
+            closing = queue[0] in self._closing or self._control(queue[0]).cancel is not None
+            heads += backlog.heads(queue, CLOSED_AT_ONCE if closing else begin, room)
+        return heads
 
     def _look(self, visited: set[str]) -> tuple[set[str], set[str]]:
         """Runs with a living attempt, and runs with an unanswered doorbell. Where that changed, fold again. visited:
@@ -250,19 +251,20 @@ class Scheduler:
         self._set_aside(register.load(changed))
         return leased, outstanding
 
+    def _read_controls(self, now: datetime) -> None:
+        """Take in what people sent to batches."""
+        batches = self._register.batches
+        torn = self._post.read_batches(now, batches, self._hints.poked(f"batch:{batch}" for batch in batches))
+        self._set_aside((name, fault) for batch, fault in torn for name in self._register.of(batch))
+
     def _read_mail(self, now: datetime, leased: set[str], visited: set[str]) -> None:
-        """Take in what people sent to runs that no attempt listens for, and to batches."""
+        """Take in what people sent to runs that no attempt listens for."""
         register = self._register
         if self._post.due(now):
             self._visit_paused(visited)
-        batches = register.batches
-        poked = self._hints.poked(
-            [*(f"run:{name}" for name in register.attended), *(f"batch:{batch}" for batch in batches)]
-        )
+        poked = self._hints.poked(f"run:{name}" for name in register.attended)
         alone = [(one.run, one.entry.batch) for name, one in register.attended.items() if name not in leased]
-        runs, torn = self._post.read(now, alone, batches, poked)
-        self._set_aside(runs)
-        self._set_aside((name, fault) for batch, fault in torn for name in register.of(batch))
+        self._set_aside(self._post.read(now, alone, poked))
 
     def _visit_paused(self, visited: set[str]) -> None:
         """Whoever is paused is not claimed, so that no attempt would find what came without a hint."""
@@ -281,18 +283,18 @@ class Scheduler:
     def _seen(self, heads: list[Entry], now: datetime, leased: set[str], outstanding: set[str]) -> list[Seen]:
         """What the plan is shown: all that do something, and of the others those that could begin, which are alike
         but for their names."""
-        gate, register, alike = Gate(self._hints), self._register, dict[str, Seen]()
+        gate, register, alike = Gate(self._hints), self._register, dict[Queue, Seen]()
         seen = [
             self._seen_one(one.entry, one.run, gate, now, name in leased, _rung_age_s(one, now, name in outstanding))
             for name, one in register.attended.items()
         ]
         for head in heads:
             if head.run in register.backlog:
-                if head.batch not in alike:
-                    alike[head.batch] = self._seen_one(head, head.stub(), gate, now, False, None)
+                if head.queue not in alike:
+                    alike[head.queue] = self._seen_one(head, head.stub(), gate, now, False, None)
                 seen.append(
                     replace(
-                        alike[head.batch], id=head.run, since=head.since, by=head.by, repo=head.repo, wave=head.wave
+                        alike[head.queue], id=head.run, since=head.since, by=head.by, repo=head.repo, wave=head.wave
                     )
                 )
         return seen
