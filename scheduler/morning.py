@@ -29,9 +29,12 @@ from scheduler.reported import (
     headline,
 )
 from scheduler.runs import View, Views, standing
+from worker.contract.run import Run
 
 SAMPLE_CHARS: Final = 1_200
 """Of a failure, its end; `dawn show` has the rest."""
+RUNS_NAMED: Final = 8
+"""In one command; of more alike the class is retried, and what else is in it."""
 
 
 @dataclass(frozen=True)
@@ -171,17 +174,24 @@ def _failures(batch: str, views: Iterable[View]) -> Iterator[Group]:
     for view in views:
         if failed(view.run):
             alike.setdefault(fingerprint(view.run), []).append(view)
+    shared = Counter(_which(group[0].run) for group in alike.values())
     for name, group in sorted(alike.items(), key=lambda entry: (-len(entry[1]), entry[0])):
-        first = group[0].run
-        failure = first.sealed and first.sealed.failure
+        first, runs = group[0].run, tuple(view.task.run for view in group)
+        alone = shared[_which(first)] == 1 or len(runs) > RUNS_NAMED
         yield Group(
             fingerprint=name,
             kind=kind(first),
             targets=tuple(view.task.target for view in group),
-            runs=tuple(view.task.run for view in group),
+            runs=runs,
             sample=sample(first)[-SAMPLE_CHARS:],
-            retry=f"dawn retry {batch} --class {failure.cls if failure else kind(first)}",
+            retry=f"dawn retry {batch} {_which(first)}" if alone else f"dawn retry {' '.join(runs)}",
         )
+
+
+def _which(run: Run) -> str:
+    """The option that selects failures like this one, and perhaps others."""
+    failure = run.sealed and run.sealed.failure
+    return f"--class {failure.cls}" if failure else f"--state {kind(run)}"
 
 
 def _changes(before: tuple[str, Sequence[View]], targets: Iterable[View]) -> Changes:

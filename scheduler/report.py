@@ -118,7 +118,7 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
         lines.append(("commands", "\n".join(told)))
     lines.append(("model", task.model))
     if run.verdict:
-        lines.append(("checks", _checks(run.verdict)))
+        lines.append(("checks", checks_text(run.verdict)))
         lines += _files(run.verdict)
     tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
     lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {run.cost_text}"))
@@ -224,7 +224,7 @@ def detail(view: View, budgets: Budgets) -> str:
     return "; ".join(f"{end}: {commands.get(number, '')}" for number, end in run.failed_commands)
 
 
-def _checks(verdict: Verdict) -> str:
+def checks_text(verdict: Verdict) -> str:
     """One line a check, its reruns together: `tests: red before, green now`."""
     names = dict.fromkeys(check.name for check in verdict.checks)
     return "\n".join(

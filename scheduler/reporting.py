@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
@@ -99,7 +99,7 @@ class Reporter:
     hints: Hints | None
     settings: Settings
     secret: notify.Secret
-    stamp: Callable[[], datetime]
+    stamp: Callable[[], datetime] = lambda: datetime.now(UTC)
     _due: dict[str, _Due] = field(default_factory=dict)
     _listed: tuple[datetime, frozenset[str]] | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="report"))

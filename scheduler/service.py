@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 
+from scheduler.reporting import Reporter
 from scheduler.tick import Scheduler
-from worker.contract.redact import redactor_from_env
+from worker.contract.redact import SECRET_PREFIX, redactor_from_env
 from worker.contract.settings import Settings
 from worker.store.archive import open_archive
 from worker.store.doorbell import celery_app, ring
@@ -28,4 +29,5 @@ def serve(settings: Settings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Scheduler(archive, hints, lambda run, lane: ring(app, run, lane), settings).run(stop)
+    reporter = Reporter(archive, hints, settings, lambda name: os.environ.get(f"{SECRET_PREFIX}{name}"))
+    Scheduler(archive, hints, lambda run, lane: ring(app, run, lane), settings, reporter=reporter).run(stop)

@@ -156,6 +156,29 @@ def test_failures_that_are_alike_are_told_once(night: Night) -> None:
     assert "E assert 17 == 4" in report.failures[0].sample
 
 
+def test_each_group_of_failures_has_the_exact_command_to_retry_it(night: Night) -> None:
+    """By class or verdict where that means this group alone, else by name; of many alike all of the class."""
+    many = {f"m{n}": failed("limit", "steps", "100 of 100") for n in range(9)}
+    report = night(
+        {
+            "a": failed("infra", "disk", "full"),
+            "b": failed("env", "image", "none"),
+            "c": failed("env", "setup", "pip complains"),
+            "d": broke("x"),
+            "e": failed("limit", "cost", "$3 of $3"),
+            **many,
+        }
+    )
+    assert {group.kind: group.retry for group in report.failures} == {
+        "infra/disk": f"dawn retry {NIGHT} --class infra",
+        "env/image": "dawn retry b-89ab",
+        "env/setup": "dawn retry c-89ab",
+        "broke": f"dawn retry {NIGHT} --state broke",
+        "limit/cost": "dawn retry e-89ab",
+        "limit/steps": f"dawn retry {NIGHT} --class limit",
+    }
+
+
 @pytest.mark.parametrize(
     "text",
     ["https://user@host/x?y=1 is gone", "/a/b.py", "C:\\x\\y", "deadbeef12", "0x7ffe", "12:30:05.123", "3,141.59"],

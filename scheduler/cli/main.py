@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scheduler.cli import again, exchange, keep, operate, people, read, reports, start
+from scheduler.cli import again, exchange, keep, live, operate, people, read, reports, start
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 start.register(app)
 read.register(app)
 reports.register(app)
+live.register(app)
 people.register(app)
 again.register(app)
 keep.register(app)

@@ -1,4 +1,4 @@
-"""Owns the commands that tell of many runs: report. Refuses to change what a run is."""
+"""Owns the commands that tell of several runs: report, compare. Refuses to change what a run is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import typer
 
 from scheduler.cli import terminal
 
+COMPARED = 8
+"""Runs side by side: a terminal is not wider."""
+
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("report")(report)
+    app.command("compare")(compare)
 
 
 def report(
@@ -46,3 +50,45 @@ def report(
         terminal.emit(pages.markdown(made).rstrip("\n"))
     if made.counts.get("damaged") or made.chain == "damaged":
         raise typer.Exit(11)
+
+
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="Two to eight ids, or their first letters.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
+) -> None:
+    """Set runs side by side: outcome, checks, cost, patches.
+
+    Of each, where its way parts from that of the first, and what of its patch differs.
+    """
+    from dataclasses import asdict
+
+    from scheduler import compare as comparing
+    from scheduler import report as rows
+    from scheduler.cli import edge
+    from scheduler.runs import find
+    from worker.contract.errors import UsageFault
+
+    if not 2 <= len(runs) <= COMPARED:
+        raise UsageFault(f"compare takes 2 to {COMPARED} runs", hint="dawn compare RUN RUN")
+    archive = edge.archive(edge.settings())
+    sides = [comparing.side(archive, find(archive, one, kinds=("run",)).id) for one in runs]
+    first, *others = sides
+    ways = [(side, comparing.parting(first, side), comparing.patches(first, side)) for side in others]
+    if json:
+        told = [{**rows.row(side.view), **comparing.as_json(side)} for side in sides]
+        differs = [
+            {"run": side.view.task.run, "parting": part and asdict(part), "same_patch": not lines, "patches": lines}
+            for side, part, lines in ways
+        ]
+        terminal.emit_json("dawn.compare/1", archive=archive.url, runs=told, against_the_first=differs)
+        return
+    terminal.emit_table(("", *(side.view.task.run for side in sides)), comparing.table(sides))
+    for side, part, lines in ways:
+        terminal.emit(f"{side.view.task.run} against {first.view.task.run}")
+        if part is None:
+            terminal.emit("  did the same, step by step")
+        else:
+            terminal.emit(f"  their ways part at step {part.step}\n    first: {part.first}\n    other: {part.other}")
+        terminal.emit("  their patches are equal" if not lines else "\n".join(lines))

@@ -201,6 +201,13 @@ class Hints:
             left_ms = int(self._redis.pttl(f"dawn:hold:{account}"))
         return max(0, left_ms) / 1000
 
+    def holds(self) -> dict[str, float]:
+        """account -> seconds until it may ask again, of all that wait. Looks at every key, so not for a loop."""
+        with redis_faults():
+            found = [str(key) for key in self._redis.scan_iter("dawn:hold:*", count=SCAN_BATCH)]
+        accounts = [key.removeprefix("dawn:hold:") for key in found]
+        return {account: left_s for account in sorted(accounts) if (left_s := self.held_s(account)) > 0}
+
     def script(self, text: str, name: str, *arguments: str | int) -> Any:
         """What a script of another module of this package returns. name: of its one key, below `dawn:`."""
         return self._run(text, [f"dawn:{name}"], *arguments)
