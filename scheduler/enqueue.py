@@ -78,6 +78,8 @@ def freeze(
         "weight": manifest.weight,
         "parallel": manifest.parallel,
         "max_per_repo": manifest.max_per_repo,
+        "guards": manifest.guards,
+        "baseline": manifest.baseline,
     }
     tasks = [
         Task(

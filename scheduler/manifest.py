@@ -11,12 +11,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from scheduler.sources import Source
 from worker.contract.errors import InvalidFault
+from worker.contract.guards import Guards
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.notify import Notify
 from worker.contract.pattern import searchable
 from worker.contract.task import (
     CANDIDATES_MAX,
     TOOL_NAMES,
+    BaselinePolicy,
     Budget,
     Check,
     Environment,
@@ -105,7 +107,15 @@ Targets = Annotated[
 
 class Manifest(Frozen):
     """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`,
-    and all of it together by `budget`."""
+    and all of it together by `budget`.
+
+    name: what its batches are called. targets: repositories, and files, folders and earlier batches that list them.
+    exclude: patterns such as `*/legacy-*`; a target whose repository or id one fits is left out. max_targets: more
+    than so many are refused. task: what is asked of each. environment: where it is done. checks: commands that exit
+    with 0 when it is done, as a command or `name=command`. limits: of one run. policy: calls that are allowed, asked
+    about or denied. on_ask: what a call that needs a person does. tools: the task's own, beside ours. labels: words
+    to select runs by. candidates: how many runs of each target begin, of which the best stands.
+    """
 
     version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
@@ -128,6 +138,8 @@ class Manifest(Frozen):
     weight: Annotated[int, Field(ge=1, le=WEIGHT_MAX)] = later(1)
     parallel: Annotated[int, Field(ge=1)] | None = later(None)
     max_per_repo: Annotated[int, Field(ge=1)] | None = later(None)
+    guards: Guards | None = later(None)
+    baseline: BaselinePolicy | None = later(None)
 
     @field_validator("checks")
     @classmethod

@@ -222,13 +222,15 @@ class _Attempt:
         )
 
     def _goes_on(self, measured: Verdict, model: Model | None) -> bool:
-        """Whether the model gets another turn (committed): red checks are shown to it, or words that came before the
-        inbox could be closed."""
+        """Whether the model gets another turn (committed): red checks are shown to it, once what its patch may not
+        do, or words that came before the inbox could be closed."""
         if not self._may_go_on(model):
             return False
-        red = measured.verdict in FAILED_VERDICTS and self.ledger.run.feedbacks < self.task.limits.feedbacks
-        if red:
-            self.ledger.commit(FedBack(text=context.feedback(measured.checks), checks=measured.checks))
+        run = self.ledger.run
+        red = measured.checks if measured.verdict in FAILED_VERDICTS else ()
+        hits = () if run.guards_told else measured.guards
+        if (red or hits) and run.feedbacks < self.task.limits.feedbacks:
+            self.ledger.commit(FedBack(text=context.feedback(red, hits), checks=red, guards=hits))
             return True
         mail = self.ledger.patiently(self.mailbox.close)
         if not mail.words or mail.cancel is not None:

@@ -69,11 +69,14 @@ class Summary:
     request: ModelRequest
 
 
-def feedback(checks: Sequence[CheckResult]) -> str:
-    """The text of a `fed_back` event: the checks that are not green, each with the tail of its output."""
+def feedback(checks: Sequence[CheckResult], guards: Sequence[str] = ()) -> str:
+    """The text of a `fed_back` event: the checks that are not green, each with the tail of its output, and what the
+    patch does that the task forbids."""
     red = (check for check in checks if check.status != "green")
     parts = [f"{check.name}: {check.status}, exit code {check.exit_code}\n{check.tail}".rstrip() for check in red]
-    return text("feedback", checks="\n\n".join(parts))
+    told = [text("feedback", checks="\n\n".join(parts))] if parts else []
+    told += [text("guarded", hits="\n".join(f"- {hit}" for hit in guards))] if guards else []
+    return "\n\n".join(told)
 
 
 def interrupted() -> str:

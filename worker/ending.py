@@ -5,7 +5,7 @@ to work on the run.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -71,9 +71,10 @@ class Ending:
     def seal(self, patch: Patch, measured: Verdict) -> str:
         """The end, in one segment with what was measured, so that no crash falls between the two."""
         run = self.ledger.run.model_copy(update={"verdict": measured})
-        failure = run.finished.failure if run.finished is not None else None
+        stopped = run.finished.failure if run.finished is not None else None
+        failure = stopped or _refused(measured.guards)
         outcome: OutcomeName = "failed" if failure else "no_change" if patch.empty else "changed"
-        said = run.finished.text if run.finished is not None and failure is None else ""
+        said = run.finished.text if run.finished is not None and stopped is None else ""
         against = contradictions(said, measured, self.task.checks, _calls(self.ledger.records))
         stored = artifacts(
             self.task,
@@ -184,6 +185,11 @@ class Ending:
         """When to try again after so many faults in a row."""
         backoff_s = self.station.settings.infra_backoff_s
         return self.station.later(backoff_s[min(faults, len(backoff_s)) - 1])
+
+
+def _refused(guards: Sequence[str]) -> Failure | None:
+    """Of a patch that does what its task forbids: it is kept, and nobody takes the run for done."""
+    return Failure(cls="refused", reason="guard", detail="; ".join(guards)) if guards else None
 
 
 def _calls(records: Iterable[Record]) -> list[tuple[str, str]]:

@@ -103,8 +103,9 @@ class _Preparation:
             image = built.image
         assert found is not None, "known, or just stored"
         prepared = Prepared(*found, image, reused=reused)
-        if with_baseline and self.task.checks:
+        if with_baseline and self.task.checks and self.task.baseline != "off":
             measured, name = self._baseline(prepared)
+            self._accept(measured)
             prepared = replace(prepared, baseline=measured, baseline_digest=name)
         return replace(prepared, duration_ms=round((time.monotonic() - began) * 1000))
 
@@ -241,6 +242,17 @@ class _Preparation:
             self.archive.create(key, canonical(measured.model_dump(mode="json")))
             data = self.archive.get(key)
         return parsed(Baseline, data, key), digest(data)
+
+    def _accept(self, measured: Baseline) -> None:
+        """Raises EnvironmentFault("check") where the task requires a green start and one check is not."""
+        red = [result for result in measured.checks if result.status != "green"]
+        if red and self.task.baseline == "required":
+            told = "; ".join(f"{result.name!r} is {result.status}" for result in red)
+            raise EnvironmentFault(
+                "check",
+                f"the untouched start is not green: check {told}",
+                hint="mend it there first, or ask with `baseline: record`, which lets it be red",
+            )
 
     def _put_blob(self, key: str, data: Path) -> str:
         return put_content(self.archive, lambda name: keys.environment_blob(key, name), data)

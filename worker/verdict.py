@@ -17,9 +17,11 @@ from typing import Final, Literal
 
 from worker.checks import Ran, run_checks
 from worker.contract.cancel import Cancel
+from worker.contract.difftext import files_of
 from worker.contract.environment import Baseline
 from worker.contract.errors import EngineFault, IntegrityFault
 from worker.contract.events import CheckResult, Compared, Digest, Verdict, VerdictName, canonical
+from worker.contract.guards import Guards, Seen, hits
 from worker.contract.matrix import Tests, changed_colour, compare, compared, matrix
 from worker.contract.redact import Redactor
 from worker.contract.results import Kind
@@ -69,6 +71,7 @@ def measure(
     tests = tuple(compared(name, kinds) for name, (kinds, _) in rows.items())
     return Verdict(
         verdict=classify(before, after, again, patch_empty=patch.empty, tests=tests),
+        guards=_guarded(task, patch, _seen(baseline, first, rows), redactor),
         checks=(*after, *again),
         baseline=before,
         tests=tests,
@@ -166,6 +169,28 @@ def _compared(
         reports = (baseline.tests[name], one.tests, again.get(name, {}))
         rows[name] = compare(*reports, patch_empty=patch_empty, whole=whole), reports
     return rows
+
+
+def _seen(
+    baseline: Baseline, first: Sequence[Ran], rows: Mapping[str, tuple[Mapping[str, Kind], Sequence[Tests]]]
+) -> list[Seen]:
+    seen = []
+    for one in first:
+        name = one.result.name
+        kinds = rows[name][0] if name in rows else None
+        lost = bool(baseline.tests.get(name)) and one.tests is None
+        seen.append(Seen(name, kinds, green=_green(one.result), lost=lost))
+    return seen
+
+
+def _guarded(task: Task, patch: Patch, seen: Sequence[Seen], redactor: Redactor) -> tuple[str, ...]:
+    """What the patch does that the task forbids. Without a word about it, a model is bound by the usual guards, and
+    commands, which a person wrote, by none."""
+    guards = task.guards or (Guards() if task.model != "none" else None)
+    if guards is None:
+        return ()
+    files = [file for data in patch.files.values() for file in files_of(data)]
+    return tuple(map(redactor.text, hits(guards, files, seen)))
 
 
 def _results(ran: Sequence[Ran]) -> tuple[CheckResult, ...]:

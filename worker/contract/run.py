@@ -61,6 +61,7 @@ class Run(Frozen):
     failed_commands: of the task's commands those that did not end with 0: number, from 1, and how each ended.
     working_s: time spent under claims, waiting excluded. inbox_seen, control_seen: messages read of the run's inbox
     and of its batch's control. paused_by, batch_paused_by: who paused the run, and its batch, "" when neither.
+    guards_told: the model knows what its patch may not do.
     batch_budget_microusd: what a person last allowed the batch, None for what its task says.
     unrecorded_microusd: the part of the cost that was counted for replies which nobody kept.
     unheard: a message was read after the model had finished, and the model had no turn since.
@@ -102,6 +103,7 @@ class Run(Frozen):
     empty_replies: int = 0
     malformed_replies: int = 0
     feedbacks: int = 0
+    guards_told: bool = False
     compactions: int = 0
     compactions_in_row: int = 0
     context_tokens: int = 0
@@ -231,8 +233,10 @@ class Run(Frozen):
                     compactions=self.compactions + 1, compactions_in_row=self.compactions_in_row + 1
                 )
             case FedBack():
-                feedbacks = self.feedbacks + bool(event.checks)
-                return self._with(turn="model", finished=None, verdict=None, unheard=False, feedbacks=feedbacks)
+                feedbacks = self.feedbacks + bool(event.checks or event.guards)
+                told = self.guards_told or bool(event.guards)
+                run = self._with(turn="model", finished=None, verdict=None, unheard=False)
+                return run._with(feedbacks=feedbacks, guards_told=told)
             case Finished():
                 return self._with(finished=event, turn="verdict", pending=())
             case Verdict():

@@ -16,6 +16,7 @@ from worker.contract.delivery import Deliver
 from worker.contract.filekinds import Glob
 from worker.contract.frozen import Frozen as Frozen
 from worker.contract.frozen import later as later
+from worker.contract.guards import Guards
 from worker.contract.notify import Notify
 from worker.contract.waves import WEIGHT_MAX, Breaker, Waves
 from worker.contract.window import Window
@@ -25,7 +26,7 @@ TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
     2: frozenset({"tools", "fallbacks", "budget"}),
     3: frozenset({"deliver", "labels", "candidates", "window", "start_at", "notify", "vars"})
-    | {"waves", "breaker", "weight", "parallel", "max_per_repo"},
+    | {"waves", "breaker", "weight", "parallel", "max_per_repo", "guards", "baseline"},
 }
 """The fields that a version of the task added. One without any is still written as the version before, so that an
 older worker can read it."""
@@ -259,6 +260,9 @@ def usd_text(microusd: int) -> str:
 
 
 OnAsk = Literal["park", "deny", "fail"]
+BaselinePolicy = Literal["required", "record", "off"]
+"""Of the checks on the untouched start: all must be green there (required), they are measured and may be red
+(record), or they are not run."""
 
 
 class Budget(Frozen):
@@ -303,7 +307,8 @@ class Task(Frozen):
     which the batch may work, None for all. start_at: before when it does not begin. notify: who
     hears of the batch. waves, breaker: how it begins, and when no more of it does. weight: how many turns it has at
     slots for one of another batch. parallel: how many of its runs are worked on at a time; max_per_repo: how many,
-    of any batch, on a repository when one of these begins there; None for any number.
+    of any batch, on a repository when one of these begins there; None for any number. guards: what the patch may
+    not do; None for the usual ones where a model works. baseline: None for record.
     """
 
     v: Literal[1, 2, 3] = 1
@@ -339,6 +344,8 @@ class Task(Frozen):
     weight: Annotated[int, Field(ge=1, le=WEIGHT_MAX)] = later(1)
     parallel: Count | None = later(None)
     max_per_repo: Count | None = later(None)
+    guards: Guards | None = later(None)
+    baseline: BaselinePolicy | None = later(None)
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:
