@@ -440,7 +440,7 @@ class _App:
     run: Callable[[str], None]
 
     def task(self, **_: Any) -> Callable[[Callable[[str], None]], None]:
-        return lambda function: setattr(self, "run", function)
+        return lambda function: setattr(self, function.__name__, function)
 
 
 @cache
