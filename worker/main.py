@@ -2,7 +2,8 @@
 Refuses to know what a run does.
 
 `python -m worker.main [--lanes interactive,batch] [--slots N]`. A main worker starts a solo process beside itself:
-concurrency one, for runs whose claimers keep dying, so that a poison run takes nobody with it.
+concurrency one, for runs whose claimers keep dying, so that a poison run takes nobody with it. The lane `deliver` is
+for workers that hold the tokens of forges: `--lanes deliver`, or DAWN_DELIVER beside the main lanes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from worker.contract.errors import ExitCode, Fault, InvalidFault, NotFoundFault, UsageFault
@@ -33,6 +34,7 @@ from worker.store.archive import Archive
 
 MAIN_LANES = ("interactive", "batch")
 SOLO_LANES = ("solo",)
+DELIVER_LANES = ("deliver",)
 SECRET_PREFIX = "DAWN_SECRET_"
 PR_SET_PDEATHSIG = 1
 
@@ -40,7 +42,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> int:
     """The process. Exit code 0 after a drain, a fault's own otherwise."""
     parser = argparse.ArgumentParser(prog="worker")
-    parser.add_argument("--lanes", default=",".join(MAIN_LANES))
+    parser.add_argument("--lanes")
     parser.add_argument("--slots", type=int)
     parser.add_argument("--parent", type=int, help="end with this process, however it ends")
     options = parser.parse_args()
@@ -48,7 +50,8 @@ def main() -> int:
         end_with(options.parent)
     try:
         settings = Settings()
-        lanes = tuple(options.lanes.split(","))
+        usual = MAIN_LANES + (DELIVER_LANES if settings.deliver else ())
+        lanes = tuple(options.lanes.split(",")) if options.lanes else usual
         slots = 1 if lanes == SOLO_LANES else options.slots or settings.worker_slots
         return serve(settings, lanes, slots)
     except Fault as fault:
@@ -86,7 +89,7 @@ def serve(settings: Settings, lanes: Sequence[str], slots: int) -> int:
     offer.start()
     notes = Notes(settings.state_dir / "workers")
     notes.begin(name)
-    with solo_beside() if not solo else nothing_beside() as pass_on:
+    with solo_beside() if set(lanes) & set(MAIN_LANES) else nothing_beside() as pass_on:
         doorbell.on_ready(Signals(station, offer, pass_on).listen)
         app.worker_main(doorbell.worker_arguments(name, lanes, slots))
     offer.close()
@@ -120,7 +123,7 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
     sandbox = DockerSandbox(settings)
     sandbox.image_id("toolbox")  # missing images are this machine's fault, not that of the first run
     env = dict(os.environ)
-    secrets = {key.removeprefix(SECRET_PREFIX): value for key, value in env.items() if key.startswith(SECRET_PREFIX)}
+    secrets = secrets_of(env)
     programs = Programs(settings.model_programs, env)
     holds = Hints(settings.redis_url, socket_timeout_s=LOOK_S)
     atexit.register(programs.close)
@@ -140,6 +143,11 @@ def open_station(settings: Settings, name: str, lane: str) -> Station:
         before_call=open_hook(settings.before_call, settings.before_call_timeout_s),
         how_ended=Notes(settings.state_dir / "workers").how_ended,
     )
+
+
+def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
+    """NAME -> value of what `DAWN_SECRET_<NAME>` gives this process."""
+    return {key.removeprefix(SECRET_PREFIX): value for key, value in env.items() if key.startswith(SECRET_PREFIX)}
 
 
 def archive_id(archive: Archive) -> str:
@@ -196,7 +204,7 @@ def end_with(parent: int) -> None:
 
 @contextmanager
 def nothing_beside() -> Iterator[Callable[[int], None]]:
-    """A solo worker has no other beside it, and passes no signal on."""
+    """A worker of other lanes has no solo beside it, and passes no signal on."""
     yield lambda _: None
 
 

@@ -53,8 +53,9 @@ def up(workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processe
 
 def worker(
     lanes: Annotated[
-        str, typer.Option(help="What it serves, separated by commas: interactive, batch; or solo.")
-    ] = "interactive,batch",
+        str | None,
+        typer.Option(help="What it serves, separated by commas: interactive, batch, deliver; or solo."),
+    ] = None,
     slots: Annotated[
         int | None, typer.Option(min=1, help="Runs at the same time; default: DAWN_WORKER_SLOTS.")
     ] = None,
@@ -69,7 +70,7 @@ def worker(
     from scheduler.cli import edge
 
     os.environ.update(_environment(edge.settings()))
-    chosen = ["--lanes", lanes, *([] if slots is None else ["--slots", str(slots)])]
+    chosen = [*([] if lanes is None else ["--lanes", lanes]), *([] if slots is None else ["--slots", str(slots)])]
     os.execv(sys.executable, [sys.executable, "-m", "worker.main", *chosen])
 
 

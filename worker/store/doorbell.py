@@ -1,4 +1,4 @@
-"""Owns the Celery app and the doorbell, a message that says only a run's id. Refuses to carry work or results:
+"""Owns the Celery app and the doorbells, messages that say only a run's id. Refuses to carry work or results:
 a lost doorbell is rung again, a doubled one finds the lease taken. The one door to Celery and kombu.
 """
 
@@ -18,7 +18,8 @@ from worker.contract.errors import HintsFault
 from worker.store.hints import is_socket, redis_faults, socket_db
 
 TASK: Final = "dawnfleet.run"
-"""Name of the one task; worker/tasks.py registers it. Its only argument is run_id."""
+DELIVER: Final = "dawnfleet.deliver"
+"""Names of the two tasks; worker/tasks.py registers them. The only argument of either is run_id."""
 
 LANES: Final = ("interactive", "batch", "solo", "deliver")
 
@@ -141,10 +142,11 @@ def stop_consuming() -> None:
 
 
 def ring(app: Celery, run: str, lane: str) -> None:
-    """Put a doorbell for the run into a lane. Raises HintsFault when Redis cannot be reached or is full."""
+    """Put a doorbell for the run, in the lane `deliver` for its delivery, into a lane. Raises HintsFault when Redis
+    cannot be reached or is full."""
     try:
         with redis_faults():
-            app.send_task(TASK, kwargs={"run_id": run}, queue=lane)
+            app.send_task(DELIVER if lane == "deliver" else TASK, kwargs={"run_id": run}, queue=lane)
     except KombuError as error:
         raise HintsFault(f"no doorbell could be rung: {error}", hint="is Redis running?") from error
 
