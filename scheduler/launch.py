@@ -17,6 +17,7 @@ from scheduler import control, targets
 from scheduler.budget import Gate
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
+from scheduler.lock import Lock, locked
 from scheduler.manifest import Manifest
 from scheduler.previous import previous_targets
 from scheduler.reading import Loaded, ManifestFault
@@ -97,28 +98,37 @@ def batch_of(
     lane: Lane = "batch",
     secret: str | None = None,
     reuse: bool = False,
+    lock: Lock | None = None,
 ) -> Batch:
-    """Locate, pack and store what the targets name, and freeze the batch. reuse: see Batch. Raises ManifestFault with
-    every target that cannot be used, StoreFault."""
+    """Locate, pack and store what the targets name, and freeze the batch. reuse: see Batch. lock: what its refs were
+    when it was planned. Raises ManifestFault with every target that cannot be used, StoreFault."""
+    loaded, repos = located(loaded, archive, store=True, say=say, secret=secret)
+    if lock is not None:
+        repos = locked(loaded, repos, lock, say)
+    return replace(freeze(loaded, repos, key=key, lane=lane), reuse=reuse)
+
+
+def located(
+    loaded: Loaded, archive: Archive, *, store: bool, say: Say, secret: str | None = None
+) -> tuple[Loaded, list[Repo]]:
+    """The manifest with all its targets, and where the code of each is. store: keep what is packed. Raises
+    ManifestFault with every target that cannot be used, StoreFault."""
     repos: list[Repo] = []
     problems = []
     limit_bytes = loaded.manifest.limits.workspace_bytes
-    loaded = replace(
-        loaded,
-        manifest=_replayed(loaded.manifest, archive),
-        targets=loaded.resolved(lambda previous: previous_targets(archive, previous)),
-    )
+    loaded = loaded.resolved(lambda previous: previous_targets(archive, previous))
+    loaded = replace(loaded, manifest=_replayed(loaded.manifest, archive))
     for one in loaded.targets:
         try:
             for note in one.origin.notes:
                 say(f"note: {note}")
-            digest = targets.store(one.origin, archive, limit_bytes=limit_bytes)
+            digest = targets.store(one.origin, archive if store else None, limit_bytes=limit_bytes)
             repos.append(targets.repo(one.origin, digest, ref=one.target.ref, path=one.target.path, secret=secret))
         except InvalidFault as fault:
             problems.append(one.at("repo").problem("target", fault.message, fault.hint))
     if problems:
         raise ManifestFault(loaded.name, problems)
-    return replace(freeze(loaded, repos, key=key, lane=lane), reuse=reuse)
+    return loaded, repos
 
 
 def _replayed(manifest: Manifest, archive: Archive) -> Manifest:

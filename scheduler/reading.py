@@ -5,7 +5,7 @@ repositories that it names.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -31,7 +31,7 @@ class Loaded:
 
     script: text of the script when the model is scripted. document: where each value stands. texts: the prompt, then
     each command, as written. targets: what its sources come to; without those of `awaited`, which only an archive can
-    tell (`resolved`).
+    tell (`resolved`). excluded: names of those that it leaves out.
     """
 
     manifest: Manifest
@@ -43,20 +43,17 @@ class Loaded:
     texts: tuple[Text, ...]
     targets: tuple[Resolved, ...]
     awaited: tuple[FromPrevious, ...] = ()
+    excluded: tuple[str, ...] = ()
 
-    def resolved(self, previous: PreviousReader) -> tuple[Resolved, ...]:
-        """All targets. Raises ManifestFault, and StoreFault and the like as the reader does."""
+    def resolved(self, previous: PreviousReader) -> Loaded:
+        """With all targets. Raises ManifestFault, and StoreFault and the like as the reader does."""
         if not self.awaited:
-            return self.targets
-        found = resolve(
-            self.manifest,
-            _entries(self.document, enumerate(self.manifest.targets)),
-            Reach(self.folder, previous),
-            self.texts,
-        )
+            return self
+        entries, whole = _entries(self.document, enumerate(self.manifest.targets)), self.document.place(("targets",))
+        found = resolve(self.manifest, entries, whole, Reach(self.folder, previous), self.texts)
         if found.problems:
             raise ManifestFault(self.name, found.problems)
-        return tuple(found.targets)
+        return replace(self, targets=tuple(found.targets), awaited=(), excluded=tuple(found.excluded))
 
 
 class ManifestFault(InvalidFault):
@@ -126,7 +123,7 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
     except InvalidFault as fault:
         problems.append(document.problem(("task", "model"), str(fault), code="file"))
     texts = tuple(_texts(document, manifest.task, folder, problems))
-    found = resolve(manifest, entries, Reach(folder), texts)
+    found = resolve(manifest, entries, document.place(("targets",)), Reach(folder), texts)
     problems += found.problems
     if problems:
         raise ManifestFault(name, problems)
@@ -134,7 +131,8 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
         task = manifest.task.model_copy(update={"prompt": texts[0].text, "prompt_file": None})
         manifest = manifest.model_copy(update={"task": task})
     awaited = tuple(found.awaited)
-    return Loaded(manifest, text, name, folder, script, document, texts, tuple(found.targets), awaited)
+    kept, excluded = tuple(found.targets), tuple(found.excluded)
+    return Loaded(manifest, text, name, folder, script, document, texts, kept, awaited, excluded)
 
 
 def _sound(data: Mapping[str, Any], wrong: Collection[str | int]) -> Manifest:

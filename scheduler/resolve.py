@@ -43,11 +43,12 @@ class Resolved:
 @dataclass
 class Resolution:
     """targets: in the manifest's order. problems: all that is wrong. awaited: sources that only an archive can
-    answer, where none was asked."""
+    answer, where none was asked. excluded: ids, or repositories, of those that the manifest leaves out."""
 
     targets: list[Resolved] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     awaited: list[FromPrevious] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
 
 
 def resolve(
@@ -68,12 +69,15 @@ def resolve(
     located: list[tuple[Listed, Origin]] = []
     for one in listed:
         if _matches(manifest.exclude, one.target.repo, one.target.id or ""):
+            found.excluded.append(one.target.id or one.target.repo)
             continue
         try:
             located.append((one, one.origin or locate(one.target.repo, reach.folder)))
         except InvalidFault as fault:
             found.problems.append(one.at("repo").problem("target", fault.message, fault.hint))
-    kept = [it for it in _named(located, found.problems) if not _matches(manifest.exclude, it[0])]
+    named = list(_named(located, found.problems))
+    kept = [it for it in named if not _matches(manifest.exclude, it[0])]
+    found.excluded += [it[0] for it in named if it not in kept]
     if not kept and not found.problems and not found.awaited:
         found.problems.append(entries[0][1]("").problem("target", "comes to no target at all"))
     if len(kept) > manifest.max_targets:

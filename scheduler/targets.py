@@ -56,9 +56,10 @@ def locate(text: str, folder: Path) -> Origin:
     return _local(folder / Path(text).expanduser(), text)
 
 
-def store(origin: Origin, archive: Archive, *, limit_bytes: int, spool: Path | None = None) -> str | None:
-    """Pack a local origin and store it once; returns its digest, or the one it has, None for a URL. spool: folder for
-    the packed file. Raises InvalidFault when it cannot be read or is empty, StoreFault when the archive refuses."""
+def store(origin: Origin, archive: Archive | None, *, limit_bytes: int, spool: Path | None = None) -> str | None:
+    """Pack a local origin and store it once; returns its digest, or the one it has, None for a URL. archive: None to
+    store nothing. spool: folder for the packed file. Raises InvalidFault when it cannot be read or is empty,
+    StoreFault when the archive refuses."""
     if origin.path is None:
         return origin.source
     with tempfile.NamedTemporaryFile(dir=spool, prefix="dawn-source-") as out:
@@ -71,7 +72,8 @@ def store(origin: Origin, archive: Archive, *, limit_bytes: int, spool: Path | N
         except InvalidFault as fault:
             raise InvalidFault(f"{origin.path} {fault.message}", hint=fault.hint) from fault
         out.flush()
-        archive.create(keys.source(digest), Path(out.name))
+        if archive is not None:
+            archive.create(keys.source(digest), Path(out.name))
     return digest
 
 

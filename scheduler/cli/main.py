@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scheduler.cli import again, exchange, keep, live, operate, people, read, reports, start
+from scheduler.cli import again, exchange, keep, live, operate, people, plan, read, reports, start
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
 
@@ -28,6 +28,7 @@ read.register(app)
 reports.register(app)
 live.register(app)
 people.register(app)
+plan.register(app)
 again.register(app)
 keep.register(app)
 exchange.register(app)

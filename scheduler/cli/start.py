@@ -118,7 +118,7 @@ def submit(
 ) -> None:
     """Run a manifest's task on all its targets, to their end.
 
-    The same again completes what is missing, and changes nothing else.
+    The same again completes what is missing, and changes nothing else. A lock that dawn plan left says the commits.
 
     Work that was done before and verified is not done again: such a run ends at once as reused and names the other.
     """
@@ -127,6 +127,7 @@ def submit(
 
     from scheduler.cli import edge
     from scheduler.launch import batch_of
+    from scheduler.lock import beside
     from scheduler.reading import load, load_tools
 
     counted = _fail_on(fail_on)
@@ -134,7 +135,7 @@ def submit(
     loaded = load(Path(file), where.limits, load_tools(where.tools))
     archive = edge.archive(where)
     key = secrets.token_hex(8) if again else ""
-    batch = batch_of(loaded, archive, say=terminal.say, key=key, reuse=not again)
+    batch = batch_of(loaded, archive, say=terminal.say, key=key, reuse=not again, lock=beside(Path(file)))
     if earlier := [one for one in archive.folders("batches/") if _name(one) == _name(batch.id) and one != batch.id]:
         terminal.say(
             f"note: {batch.id} differs from {earlier[-1]}, which has the same name; it is a batch of its own"
