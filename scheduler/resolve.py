@@ -52,10 +52,11 @@ class Resolution:
 
 
 def resolve(
-    manifest: Manifest, entries: Sequence[tuple[Source, At]], reach: Reach, texts: Sequence[Text]
+    manifest: Manifest, entries: Sequence[tuple[Source, At]], whole: Place, reach: Reach, texts: Sequence[Text]
 ) -> Resolution:
-    """What the entries come to. entries: the manifest's targets, or those of them that are sound. texts: the prompt,
-    then each command. Raises StoreFault and the like as a reader of earlier batches does."""
+    """What the entries come to. entries: the manifest's targets, or those of them that are sound. whole: the place of
+    all of them. texts: the prompt, then each command. Raises StoreFault and the like as a reader of earlier batches
+    does."""
     found = Resolution()
     listed: list[Listed] = []
     for entry, at in entries:
@@ -79,10 +80,10 @@ def resolve(
     kept = [it for it in named if not _matches(manifest.exclude, it[0])]
     found.excluded += [it[0] for it in named if it not in kept]
     if not kept and not found.problems and not found.awaited:
-        found.problems.append(entries[0][1]("").problem("target", "comes to no target at all"))
+        found.problems.append(whole.problem("target", "comes to no target at all"))
     if len(kept) > manifest.max_targets:
         told = f"comes to {len(kept):,} targets, more than max_targets, which is {manifest.max_targets:,}"
-        found.problems.append(entries[0][1]("").problem("too-many", told, "raise max_targets, or exclude some"))
+        found.problems.append(whole.problem("too-many", told, "raise max_targets, or exclude some"))
         return found
     values = [_values(manifest, *it) for it in kept]
     found.problems += _template_problems(texts, values, some_missing=bool(found.awaited))
@@ -103,20 +104,26 @@ def _matches(globs: Sequence[str], *names: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
 
-def _named(located: Sequence[tuple[Listed, Origin]], problems: list[Problem]) -> Iterator[tuple[str, Listed, Origin]]:
-    """Each with its id; one that is given twice is told with both places."""
+def _duplicates(listed: Sequence[Listed]) -> Iterator[Problem]:
+    """Ids that are given twice, with both places."""
     given: dict[str, Place] = {}
-    for one, _ in located:
-        if one.target.id is not None:
-            place = one.at("id")
-            if first := given.get(one.target.id):
-                told = f"{one.target.id!r} is the id of two targets, the first is on line {first.line}"
-                where = f" column {first.column}" + (f" of {first.file}" if first.file != place.file else "")
-                problems.append(place.problem("duplicate-id", told + where, "give one of them another id"))
-            given.setdefault(one.target.id, place)
+    for one in listed:
+        if (name := one.target.id) is None:
+            continue
+        place = one.at("id")
+        if first := given.get(name):
+            told = f"{name!r} is the id of two targets, the first is on line {first.line} column {first.column}"
+            of = f" of {first.file}" if first.file != place.file else ""
+            yield place.problem("duplicate-id", told + of, "give one of them another id")
+        given.setdefault(name, place)
+
+
+def _named(located: Sequence[tuple[Listed, Origin]], problems: list[Problem]) -> Iterator[tuple[str, Listed, Origin]]:
+    """Each with its id; problems grows by those that are too long."""
+    given = {one.target.id for one, _ in located if one.target.id}
     made: set[str] = set()
     for one, origin in located:
-        name = one.target.id or _free_name(one.target, origin, given.keys() | made)
+        name = one.target.id or _free_name(one.target, origin, given | made)
         made.add(name)
         if len(name) > ID_CHARS_MAX:
             told = f"makes an id of {len(name)} characters, more than {ID_CHARS_MAX}"
