@@ -7,8 +7,8 @@ scheduler's loop, and says of which runs nothing is left to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
@@ -25,20 +25,24 @@ from worker.contract.delivered import (
     review_state,
     review_until,
     token_of,
+    wants_delivery,
 )
-from worker.contract.delivery import Deliver
-from worker.contract.errors import IntegrityFault
+from worker.contract.errors import IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Task
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.deliveries import HOUR, Mark, marks, read_deliveries, read_reviews
 from worker.store.hints import Hints
+from worker.store.inbox import Control
+from worker.store.journal import Journal
 from worker.store.members import members
 
 LANE: Final = "deliver"
 USUAL_CLAIM_S: Final = 5.0
 """A doorbell that was answered this long ago and led to no lease is rung again."""
+NO_HINT: Final = -2
 REREAD: Final = timedelta(minutes=10)
 """How often what people and forges said of a run is read without a hint."""
 FAULT_CHARS: Final = 200
@@ -142,123 +146,158 @@ def _without_turn(now: datetime, one: Wanted) -> Decision | None:
 
 
 @dataclass
-class _Known:
-    """What was read of one run last. hint: that led there. aside: it is not looked at before."""
+class _Kept:
+    """One sealed run, and what was read last of what people and forges said of it. hint: that led there. aside: it is
+    not looked at before."""
 
-    fold: Delivered
-    readiness: Readiness
-    read_at: datetime
-    leased: bool
-    hint: int
+    task: Task
+    run: Run
+    fold: Delivered = field(default_factory=Delivered)
+    readiness: Readiness = "never"
+    read_at: datetime | None = None
+    leased: bool = False
+    hint: int = NO_HINT
     aside: datetime | None = None
+    rung_at: datetime | None = None
+
+
+@dataclass
+class _Control:
+    """What was read last of a batch's control. cancel: number of the last one there, -1 for none."""
+
+    hint: int
+    read_at: datetime
+    cancel: int = -1
 
 
 class Deliveries:
-    """ring: puts a doorbell (run, lane) into the queue. Not thread-safe."""
+    """The sealed runs whose markers are kept for their delivery. ring: puts a doorbell (run, lane) into the queue.
+    Not thread-safe. Methods raise HintsFault, StoreFault."""
 
     def __init__(self, archive: Archive, hints: Hints, ring: Callable[[str, str], None], settings: Settings) -> None:
         self._archive, self._hints, self._ring, self._settings = archive, hints, ring, settings
-        self._known: dict[str, _Known] = {}
-        self._rung: dict[str, Mark] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Know nothing."""
+        self._kept: dict[str, _Kept] = {}
+        self._controls: dict[str, _Control] = {}
         self._marks: list[Mark] = []
         self._marked_at: datetime | None = None
 
-    def attend(
-        self, now: datetime, sealed: Mapping[str, tuple[Task, Run]], outstanding: set[str], cancelled: set[str]
-    ) -> set[str]:
-        """Ring for what is due; the runs for which nothing is left to do. sealed: those whose markers are there.
-        outstanding: unanswered doorbells. cancelled: runs whose batch was, since they ended. Raises HintsFault,
-        StoreFault."""
-        for run in self._known.keys() - sealed.keys():
-            del self._known[run]
-        asked = {run: both for run, both in sealed.items() if wants(both[0])}
-        done = set(sealed) - set(asked)
-        if not asked:
-            return done
-        names = {delivery_of(run): run for run in asked}
+    def __contains__(self, run: object) -> bool:
+        return run in self._kept
+
+    def takes(self, run: Run) -> bool:
+        """Whether the sealed run's marker stays, because it wants to be delivered; then it is taken care of here."""
+        try:
+            task = Journal(self._archive, run.id).task()
+        except (IntegrityFault, VersionFault, NotFoundFault):
+            return False
+        if wants_delivery(task):
+            self._kept[run.id] = _Kept(task, run)
+        return run.id in self._kept
+
+    def attend(self, now: datetime) -> None:
+        """Ring for what is due, and let go of what nothing is left to do for."""
+        if not self._kept:
+            return
+        names = {delivery_of(run): run for run in self._kept}
         leased = {names[name] for name in self._hints.held(names)}
-        poked = self._hints.poked(names)
-        wanted = []
+        poked, outstanding = self._hints.poked(names), set(self._hints.outstanding())
+        self._read_controls(now)
+        wanted, done = list[Wanted](), list[str]()
         for name, run in names.items():
-            rung_age_s = self._rung_age_s(now, run, name in outstanding)
-            deliver, folded = asked[run][0].deliver, asked[run][1]
-            assert deliver is not None, "it wants to be delivered"
+            kept = self._kept[run]
+            rung_age_s = _rung_age_s(kept, now, name in outstanding)
             try:
-                known = self._read(now, deliver, folded, run in leased, rung_age_s is not None, poked.get(name, -1))
+                self._read(now, kept, run in leased, rung_age_s is not None, poked.get(name, -1))
             except IntegrityFault as fault:
                 log.error("what came of a delivery cannot be read", run=run, fault=str(fault)[:FAULT_CHARS])
-                done.add(run)
+                done.append(run)
                 continue
-            wanted.append(self._wanted(*asked[run], known, rung_age_s, run in cancelled))
+            wanted.append(self._wanted(kept, rung_age_s))
         for decision in decide(now, wanted, self._recent(now), free=self._free()):
             match decision:
-                case Ring(run) if self._may_begin(now, asked[run][0]):
-                    self._begin(now, asked[run][0])
+                case Ring(run) if self._may_begin(now, self._kept[run]):
+                    self._hints.rung(delivery_of(run), LANE, self._settings.ring_again_s)
+                    self._ring(run, LANE)
+                    self._kept[run].rung_at = now
                 case Drop(run, why):
                     log.info("nothing is left to deliver", run=run, why=why)
-                    done.add(run)
-        return done
+                    done.append(run)
+        if done:
+            self._archive.delete(keys.open_marker(run) for run in done)
+            for run in done:
+                del self._kept[run]
 
-    def _read(self, now: datetime, deliver: Deliver, run: Run, leased: bool, rung: bool, hint: int) -> _Known:
-        """What is stored of the run: read where there may be news, and now and then without a hint."""
-        known = self._known.get(run.id)
-        bell = self._rung.get(run.id)
+    def _read(self, now: datetime, kept: _Kept, leased: bool, rung: bool, hint: int) -> None:
+        """What is stored of the run: where there may be news, and now and then without a hint."""
         if (
-            known is None
-            or (leased, hint) != (known.leased, known.hint)
-            or (bell is not None and bell.at > known.read_at and not rung and not leased)
-            or now - known.read_at >= REREAD
+            kept.read_at is not None
+            and (leased, hint) == (kept.leased, kept.hint)
+            and (rung or leased or kept.rung_at is None or kept.rung_at < kept.read_at)
+            and now - kept.read_at < REREAD
         ):
-            fold = delivered(read_deliveries(self._archive, run.id))
-            review = review_state(run, read_reviews(self._archive, run.id))
-            ready = readiness(deliver, run, review, asked=fold.asked)
-            known = self._known[run.id] = _Known(fold, ready, now, leased, hint)
-        return known
+            return
+        assert kept.task.deliver is not None, "it wants to be delivered"
+        kept.fold = delivered(read_deliveries(self._archive, kept.run.id))
+        review = review_state(kept.run, read_reviews(self._archive, kept.run.id))
+        kept.readiness = readiness(kept.task.deliver, kept.run, review, asked=kept.fold.asked)
+        kept.read_at, kept.leased, kept.hint, kept.aside = now, leased, hint, None
 
-    def _wanted(self, task: Task, run: Run, known: _Known, rung_age_s: float | None, cancelled: bool) -> Wanted:
-        assert task.deliver is not None, "it wants to be delivered"
+    def _read_controls(self, now: datetime) -> None:
+        batches = {kept.task.batch for kept in self._kept.values()}
+        poked = self._hints.poked(f"batch:{batch}" for batch in batches)
+        self._controls = {batch: known for batch, known in self._controls.items() if batch in batches}
+        for batch in batches:
+            known, hint = self._controls.get(batch), poked.get(f"batch:{batch}", -1)
+            if known is None or hint != known.hint or now - known.read_at >= REREAD:
+                said = Control(self._archive, batch).read()
+                cancels = [message.n for message in said if message.kind == "cancel"]
+                self._controls[batch] = _Control(hint, now, max(cancels, default=-1))
+
+    def _wanted(self, kept: _Kept, rung_age_s: float | None) -> Wanted:
+        task, run, deliver = kept.task, kept.run, kept.task.deliver
+        assert deliver is not None, "it wants to be delivered"
         return Wanted(
             run=run.id,
-            readiness=known.readiness,
-            rate_per_hour=task.deliver.rate_per_hour,
+            readiness=kept.readiness,
+            rate_per_hour=deliver.rate_per_hour,
             token=token_of(task),
             repo=task.repo.url or "",
             since=run.updated_at,
             until=review_until(run, self._settings.decision_expiry_s),
-            ended=known.fold.ends(task.deliver.kind),
-            leased=known.leased,
+            ended=kept.fold.ends(deliver.kind),
+            leased=kept.leased,
             rung_age_s=rung_age_s,
-            aside=known.aside,
-            cancelled=cancelled and not known.fold.asked,
+            aside=kept.aside,
+            cancelled=self._controls[task.batch].cancel >= run.control_seen and not kept.fold.asked,
         )
-
-    def _rung_age_s(self, now: datetime, run: str, outstanding: bool) -> float | None:
-        """Age of a doorbell that counts as unanswered: Redis says so, or it was answered a moment ago and the lease
-        that must follow is not seen yet."""
-        bell = self._rung.get(run)
-        age_s = (now - bell.at).total_seconds() if bell else 0.0
-        return age_s if outstanding or (bell is not None and age_s < USUAL_CLAIM_S) else None
 
     def _recent(self, now: datetime) -> list[Mark]:
         """What was delivered in the last hour, and what was rung to be."""
         if self._marked_at is None or now - self._marked_at >= timedelta(seconds=self._settings.relist_s):
             self._marks, self._marked_at = marks(self._archive, now), now
-        self._rung = {run: mark for run, mark in self._rung.items() if now - HOUR < mark.at}
-        return [*(mark for mark in self._marks if mark.run not in self._rung), *self._rung.values()]
+        rung = {
+            kept.run.id: Mark(kept.rung_at, token_of(kept.task), kept.run.id)
+            for kept in self._kept.values()
+            if kept.rung_at is not None and now - HOUR < kept.rung_at
+        }
+        return [*(mark for mark in self._marks if mark.run not in rung), *rung.values()]
 
     def _free(self) -> int:
         return sum(worker.free for worker in self._hints.workers() if LANE in worker.lanes)
 
-    def _may_begin(self, now: datetime, task: Task) -> bool:
+    def _may_begin(self, now: datetime, kept: _Kept) -> bool:
         """Whether nothing but a turn was missing: its forge does not wait, and it stands for its target."""
-        known = self._known[task.run]
-        held_s = max(self._hints.held_s(account) for account in accounts(task))
+        held_s = max(self._hints.held_s(account) for account in accounts(kept.task))
         if held_s > 0:
-            known.aside = now + timedelta(seconds=held_s)
-        elif not known.fold.asked and (standing := self._standing(task)) != task.run:
-            known.aside = now + timedelta(seconds=self._settings.relist_s)
-            if standing is not None:
-                known.readiness = "never"
+            kept.aside = now + timedelta(seconds=held_s)
+        elif not kept.fold.asked and (stands := self._standing(kept.task)) != kept.run.id:
+            kept.aside = now + timedelta(seconds=self._settings.relist_s)
+            if stands is not None:
+                kept.readiness = "never"
         else:
             return True
         return False
@@ -269,17 +308,16 @@ class Deliveries:
         if len(same) <= 1:
             return task.run
         found = views(self._archive, [member.run for member in same]).found
-        candidates = [view for view in found if view.task.ordinal < view.task.candidates]
-        if any(view.run.sealed is None for view in candidates) and len(candidates) == len(found):
+        counts = standing(found)[0]
+        if counts.run.sealed is None and counts.task.ordinal < counts.task.candidates:
             return None
-        return standing(found)[0].task.run
-
-    def _begin(self, now: datetime, task: Task) -> None:
-        self._hints.rung(delivery_of(task.run), LANE, self._settings.ring_again_s)
-        self._ring(task.run, LANE)
-        self._rung[task.run] = Mark(now, token_of(task), task.run)
+        return counts.task.run
 
 
-def wants(task: Task) -> bool:
-    """Whether a sealed run of the task may have to be delivered."""
-    return task.deliver is not None and task.deliver.kind != "patch"
+def _rung_age_s(kept: _Kept, now: datetime, outstanding: bool) -> float | None:
+    """Age of a doorbell that counts as unanswered: Redis says so, or it was answered a moment ago and the lease that
+    must follow is not seen yet."""
+    if kept.rung_at is None:
+        return 0.0 if outstanding else None
+    age_s = (now - kept.rung_at).total_seconds()
+    return age_s if outstanding or age_s < USUAL_CLAIM_S else None

@@ -20,6 +20,7 @@ from scheduler import windows
 from scheduler.backlog import Entry, Queue
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
+from scheduler.deliveries import LANE, Deliveries
 from scheduler.ended import again_at
 from scheduler.firing import Firings
 from scheduler.plan import (
@@ -89,6 +90,7 @@ class Scheduler:
         self._settled_at = now()
         self._listed_at: datetime | None = None
         self._post = Post(archive, settings.decision_poll_s)
+        self._deliveries = Deliveries(archive, hints, ring, settings)
         self._firings = Firings(archive, hints, settings.relist_s)
         self._submitted = UNKNOWN
         self._turns: dict[str, Turns] = {}
@@ -121,6 +123,7 @@ class Scheduler:
         if self._firings.act(now, self._register.batches):
             self._submitted = UNKNOWN
             self._list(now)
+        self._deliveries.attend(now)
         if not self._register:
             self._report(now)
             return
@@ -181,6 +184,7 @@ class Scheduler:
             self._turns, self._usage = {}, {}
             self._post = Post(self._archive, self._settings.decision_poll_s)
             self._firings.forget()
+            self._deliveries.clear()
             self._listed_at = None
         self._leading = leads
         return leads
@@ -202,7 +206,8 @@ class Scheduler:
         due = self._listed_at is None or now - self._listed_at >= timedelta(seconds=self._settings.relist_s)
         if not due and submitted == self._submitted:
             return
-        found = [key.removeprefix("open/") for key in self._archive.list("open/")]
+        marked = (key.removeprefix("open/") for key in self._archive.list("open/"))
+        found = [name for name in marked if name not in self._deliveries]
         self._set_aside(self._register.update(found, anew=due))
         self._submitted = submitted
         if due:
@@ -328,6 +333,8 @@ class Scheduler:
         total: dict[Pool, int] = {"main": 0, "solo": 0}
         free: dict[Pool, int] = {"main": 0, "solo": 0}
         for worker in self._hints.workers():
+            if worker.lanes == (LANE,):
+                continue
             pool: Pool = "solo" if "solo" in worker.lanes else "main"
             total[pool] += worker.slots
             free[pool] += worker.free
@@ -351,10 +358,12 @@ class Scheduler:
             log.info("a run that was to be sealed is claimed again", run=decision.run)
 
     def _forget_sealed(self) -> None:
-        """The marker goes last: whoever finds it deletes it, however the sealer ended."""
+        """The marker goes last: whoever finds it deletes it, however the sealer ended. One stays until its run is
+        delivered, where that is wanted."""
         sealed = [name for name, one in self._register.attended.items() if one.run.sealed is not None]
         if sealed:
-            self._archive.delete(keys.open_marker(name) for name in sealed)
+            ended = [name for name in sealed if not self._deliveries.takes(self._register.attended[name].run)]
+            self._archive.delete(keys.open_marker(name) for name in ended)
             self._post.forget(sealed)
             for name in sealed:
                 self._register.leave(name)

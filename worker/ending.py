@@ -14,6 +14,7 @@ import structlog
 
 from worker import meter
 from worker.contract.claims import contradictions
+from worker.contract.delivered import wants_delivery
 from worker.contract.errors import (
     EngineFault,
     EnvironmentFault,
@@ -173,8 +174,9 @@ class Ending:
             by, at = station.name, station.now()
             self.ledger.patiently(lambda: decide(station.archive, self.task.run, asked, "cancelled", by=by, at=at))
         self._commit(*mail.steered(), *events)
-        with suppress(StoreFault):  # the scheduler deletes the marker of a sealed run wherever it finds one
-            station.archive.delete([keys.open_marker(self.task.run)])
+        if not wants_delivery(self.task):
+            with suppress(StoreFault):  # the scheduler deletes the marker of a sealed run wherever it finds one
+                station.archive.delete([keys.open_marker(self.task.run)])
         return "sealed"
 
     def _commit(self, *events: Event) -> None:

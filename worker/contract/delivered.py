@@ -143,6 +143,11 @@ def review_until(run: Run, expiry_s: float) -> datetime:
     return datetime.fromisoformat(run.updated_at) + timedelta(seconds=expiry_s)
 
 
+def wants_delivery(task: Task) -> bool:
+    """Whether a sealed run of the task may have to be delivered, so that its marker stays."""
+    return task.deliver is not None and task.deliver.kind != "patch"
+
+
 def branch_of(deliver: Deliver, task: Task) -> str:
     """The branch of the task's target."""
     words = words_of(task)
