@@ -15,6 +15,7 @@ from worker import context
 from worker.contract.events import (
     CheckResult,
     Compacted,
+    Compared,
     Failure,
     FedBack,
     Finished,
@@ -26,7 +27,10 @@ from worker.contract.events import (
     Reply,
     Steered,
     Usage,
+    Verdict,
 )
+from worker.contract.results import Kind
+from worker.contract.run import Run
 from worker.contract.task import Repo, Task
 from worker.meter import RESERVE_TOKENS
 from worker.models.protocol import AssistantMessage, Message, ToolResults, UserMessage
@@ -384,12 +388,32 @@ def test_the_estimate_grows_with_the_conversation(size: int) -> None:
 
 
 def test_feedback_names_the_checks_that_are_not_green() -> None:
-    """Green ones are not mentioned."""
-    green: dict[str, Any] = {"status": "green", "exit_code": 0}
+    """What the clean room said, without the checks that are fine, and the tests that are to be looked at."""
     checks = (
-        CheckResult(name="lint", **green),
-        CheckResult(name="tests", status="red", exit_code=1, tail="15 != 40"),
+        CheckResult(name="lint", status="green", exit_code=0, tail="fine"),
+        CheckResult(name="tests", status="red", exit_code=1, tail="1 failed"),
     )
-    text = context.feedback(checks)
-    assert "tests: red, exit code 1\n15 != 40" in text
-    assert "lint" not in text
+    names: dict[Kind, tuple[str, ...]] = {"broke": ("k::a",), "fixed": ("k::b",)}
+    tests = Compared(check="tests", counts={"broke": 1, "fixed": 1}, named=names)
+    told = context.feedback(Verdict(verdict="broke", checks=checks, tests=(tests,), guards=("2 files",)), Run())
+    assert told is not None
+    assert "tests: red, exit code 1\n1 failed\n\ntests: broke: k::a\n" in told.text
+    assert "does not allow, whatever the checks say:\n\n- 2 files\n" in told.text
+    assert "lint" not in told.text
+    assert "k::b" not in told.text
+    assert (told.checks, told.guards) == (checks, ("2 files",))
+
+
+def test_what_a_patch_may_not_do_is_said_once() -> None:
+    """Green checks and hits return the turn; hits that the model knows do not, and red checks still do."""
+    green = Verdict(verdict="verified", guards=("2 files",))
+    told = context.feedback(green, Run())
+    assert told is not None
+    assert (told.checks, told.guards) == ((), ("2 files",))
+    knows = Run(guards_told=True)
+    assert context.feedback(green, knows) is None
+    assert context.feedback(Verdict(verdict="verified"), Run()) is None
+    red = CheckResult(name="tests", status="red")
+    again = context.feedback(Verdict(verdict="still_failing", checks=(red,), guards=("2 files",)), knows)
+    assert again is not None
+    assert (again.checks, again.guards) == ((red,), ())

@@ -31,7 +31,7 @@ from worker.contract.events import (
     Finished,
     Verdict,
 )
-from worker.contract.run import FAILED_VERDICTS, Run
+from worker.contract.run import Run
 from worker.delegate import RunHost, take_stock
 from worker.ending import Ending
 from worker.environments import Prepared, recorded
@@ -226,11 +226,9 @@ class _Attempt:
         do, or words that came before the inbox could be closed."""
         if not self._may_go_on(model):
             return False
-        run = self.ledger.run
-        red = measured.checks if measured.verdict in FAILED_VERDICTS else ()
-        hits = () if run.guards_told else measured.guards
-        if (red or hits) and run.feedbacks < self.task.limits.feedbacks:
-            self.ledger.commit(FedBack(text=context.feedback(red, hits), checks=red, guards=hits))
+        told = context.feedback(measured, self.ledger.run)
+        if told is not None and self.ledger.run.feedbacks < self.task.limits.feedbacks:
+            self.ledger.commit(told)
             return True
         mail = self.ledger.patiently(self.mailbox.close)
         if not mail.words or mail.cancel is not None:

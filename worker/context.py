@@ -16,7 +16,6 @@ from typing import Literal
 
 from worker import compaction, meter, rendering
 from worker.contract.events import (
-    CheckResult,
     Compacted,
     Decided,
     FedBack,
@@ -28,8 +27,10 @@ from worker.contract.events import (
     Reply,
     Steered,
     ToolCall,
+    Verdict,
 )
-from worker.contract.run import Run
+from worker.contract.matrix import named_lines
+from worker.contract.run import FAILED_VERDICTS, Run
 from worker.contract.task import Task
 from worker.models.protocol import (
     AssistantMessage,
@@ -69,14 +70,19 @@ class Summary:
     request: ModelRequest
 
 
-def feedback(checks: Sequence[CheckResult], guards: Sequence[str] = ()) -> str:
-    """The text of a `fed_back` event: the checks that are not green, each with the tail of its output, and what the
-    patch does that the task forbids."""
-    red = (check for check in checks if check.status != "green")
+def feedback(measured: Verdict, run: Run) -> FedBack | None:
+    """What returns the turn to the model: the checks that are not green, each with the tail of its output, and what
+    the patch does that the task forbids, which is said once. None where neither is anything to tell."""
+    checks = measured.checks if measured.verdict in FAILED_VERDICTS else ()
+    guards = () if run.guards_told else measured.guards
+    red = [check for check in checks if check.status != "green"]
     parts = [f"{check.name}: {check.status}, exit code {check.exit_code}\n{check.tail}".rstrip() for check in red]
-    told = [text("feedback", checks="\n\n".join(parts))] if parts else []
+    named = [
+        f"{tests.check}: {line}" for tests in measured.tests for line in named_lines(tests) if "fixed:" not in line
+    ]
+    told = [text("feedback", checks="\n\n".join((*parts, *named)))] if checks else []
     told += [text("guarded", hits="\n".join(f"- {hit}" for hit in guards))] if guards else []
-    return "\n\n".join(told)
+    return FedBack(text="\n\n".join(told), checks=checks, guards=guards) if told else None
 
 
 def interrupted() -> str:

@@ -134,7 +134,7 @@ def summary_reply(event: Compacted) -> Reply:
 
 
 def _from_outside(event: Event) -> bool:
-    return isinstance(event, OUTSIDE) or (isinstance(event, FedBack) and not event.checks)
+    return isinstance(event, OUTSIDE) or (isinstance(event, FedBack) and not event.checks and not event.guards)
 
 
 def by_itself(failure: Failure | None) -> bool:
@@ -176,12 +176,12 @@ def _compared(event: Event) -> dict[str, Any]:
             return {"call": call, "question": question}
         case Compacted(through=through, summary=summary):
             return {"through": through, "summary": summary}
-        case FedBack(checks=checks):
-            return {"checks": _colours(checks)}
+        case FedBack(checks=checks, guards=guards):
+            return {"checks": _colours(checks), "guards": guards}
         case Finished(failure=failure):
             return {"failure": str(failure or "none")}
-        case Verdict(verdict=verdict, checks=checks, patch=patch):
-            return {"patch": patch.digest, "checks": _colours(checks), "verdict": verdict}
+        case Verdict(verdict=verdict, checks=checks, patch=patch, guards=guards):
+            return {"patch": patch.digest, "checks": _colours(checks), "verdict": verdict, "guards": guards}
         case _:
             return {}
 

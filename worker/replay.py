@@ -310,10 +310,11 @@ def _first_divergence(host: ReplayHost, recording: Recording, measured: Callable
             if not isinstance(recording.next, Verdict | FedBack):
                 return None
             seen = measured()
-            if isinstance(recording.next, Verdict):
+            told = context.feedback(seen, host.run)
+            if isinstance(recording.next, Verdict) or told is None:
                 host.commit(seen)
                 return None
-            host.commit(FedBack(text=context.feedback(seen.checks), checks=seen.checks))
+            host.commit(told)
     except Diverged as diverged:
         return diverged
 

@@ -126,6 +126,7 @@ EVENTS: Final[list[e.Event]] = [
         artifacts={"patch.diff": SHA[2]},
         detail="limit",
         damaged=14,
+        reused="r0",
         contradictions=(e.Contradiction(claim="All tests pass.", evidence="the check tests is red"),),
     ),
 ]
