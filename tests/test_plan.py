@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.plan import SPARE_DOORBELLS, Close, Held, Pool, Ring, Seen, Slots, Wait, plan
+from scheduler.plan import SPARE_DOORBELLS, Bounds, Close, Group, Held, Pool, Ring, Seen, Slots, Wait, plan
+from scheduler.turns import Turns
 from worker.contract.events import Failure
 
 NOW = datetime(2026, 11, 30, 2, 0, tzinfo=UTC)
@@ -26,39 +29,67 @@ runs = st.lists(
         barren_claims=st.integers(0, 4),
         not_before=st.none() | st.sampled_from([NOW - timedelta(seconds=1), NOW, NOW + timedelta(seconds=1)]),
         rung_age_s=st.none() | st.sampled_from([0.0, 4.0, 6.0, 44.0]),
+        begun=st.booleans(),
+        batch=st.sampled_from("pqr"),
+        by=st.sampled_from(["ann", "bob"]),
+        repo=st.sampled_from(["", "", "x", "y"]),
+        account=st.sampled_from(["", "openai"]),
+        wave=st.integers(1, 3),
     ),
     max_size=12,
     unique_by=lambda run: run.id,
 )
 pools = st.builds(lambda total, free: Slots(total, min(free, total)), st.integers(0, 6), st.integers(0, 6))
 slots = st.fixed_dictionaries({"main": pools, "solo": pools})
+limit = st.none() | st.integers(1, 3)
+group = st.builds(
+    Group,
+    weight=st.integers(1, 5),
+    parallel=limit,
+    per_repo=limit,
+    wave=st.integers(1, 3),
+    left=st.integers(0, 9),
+    known=st.booleans(),
+    tripped=st.sampled_from([False, False, True]),
+)
+groups = st.dictionaries(st.sampled_from("pqr"), group)
+turns = st.fixed_dictionaries(
+    {"interactive": st.builds(Turns), "batch": st.dictionaries(st.sampled_from("pqr"), st.floats(0, 1e6)).map(Turns)}
+)
+bounds = st.builds(
+    Bounds,
+    reserve=st.sampled_from([0.0, 0.3, 0.9]),
+    per_account=st.dictionaries(st.just("openai"), st.integers(1, 3)),
+)
+fleets = st.fixed_dictionaries({"settling": st.booleans(), "groups": groups, "turns": turns, "bounds": bounds})
+Fleet = dict[str, Any]
 
 
 def rung(decisions: list[Ring | Wait | Close]) -> list[Ring]:
     return [decision for decision in decisions if isinstance(decision, Ring)]
 
 
-@given(runs, slots, st.booleans())
-def test_every_open_run_gets_exactly_one_decision(found: list[Seen], free: dict[Pool, Slots], settling: bool) -> None:
+@given(runs, slots, fleets)
+def test_every_open_run_gets_exactly_one_decision(found: list[Seen], free: dict[Pool, Slots], fleet: Fleet) -> None:
     """Nothing is forgotten, nothing is decided twice, sealed runs are left alone."""
-    decisions = plan(NOW, found, free, settling=settling)
+    decisions = plan(NOW, found, free, **fleet)
     assert sorted(decision.run for decision in decisions) == sorted(run.id for run in found if run.status != "sealed")
 
 
-@given(runs, slots, st.booleans(), st.randoms())
+@given(runs, slots, fleets, st.randoms())
 def test_the_order_of_the_input_changes_nothing(
-    found: list[Seen], free: dict[Pool, Slots], settling: bool, random: object
+    found: list[Seen], free: dict[Pool, Slots], fleet: Fleet, random: object
 ) -> None:
     """The same state gives the same plan, whatever order a listing had."""
     shuffled = list(found)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert plan(NOW, found, free, settling=settling) == plan(NOW, shuffled, free, settling=settling)
+    assert plan(NOW, found, free, **fleet) == plan(NOW, shuffled, free, **fleet)
 
 
-@given(runs, slots, st.booleans())
-def test_only_what_free_slots_can_take_is_rung(found: list[Seen], free: dict[Pool, Slots], settling: bool) -> None:
+@given(runs, slots, fleets)
+def test_only_what_free_slots_can_take_is_rung(found: list[Seen], free: dict[Pool, Slots], fleet: Fleet) -> None:
     """New rings fit into free slots, and outstanding doorbells never exceed slots + 2."""
-    rings = rung(plan(NOW, found, free, settling=settling))
+    rings = rung(plan(NOW, found, free, **fleet))
     for pool, offered in free.items():
         new = [ring for ring in rings if (ring.lane == "solo") == (pool == "solo")]
         unanswered = [
@@ -70,11 +101,12 @@ def test_only_what_free_slots_can_take_is_rung(found: list[Seen], free: dict[Poo
         assert not new or len(unanswered) + len(new) <= offered.total + SPARE_DOORBELLS
 
 
-@given(runs, slots, st.booleans())
-def test_nobody_is_rung_who_must_not_start(found: list[Seen], free: dict[Pool, Slots], settling: bool) -> None:
-    """Living attempts, cancelled runs, runs before their time and runs already rung get no doorbell."""
+@given(runs, slots, fleets)
+def test_nobody_is_rung_who_must_not_start(found: list[Seen], free: dict[Pool, Slots], fleet: Fleet) -> None:
+    """Living attempts, cancelled runs, runs before their time, runs already rung get no doorbell; and what nobody has
+    begun gets none before its wave, after its breaker, or while neither is known."""
     by_id = {run.id: run for run in found}
-    for ring in rung(plan(NOW, found, free, settling=settling)):
+    for ring in rung(plan(NOW, found, free, **fleet)):
         run = by_id[ring.run]
         assert not run.leased
         assert not run.cancelled
@@ -82,26 +114,61 @@ def test_nobody_is_rung_who_must_not_start(found: list[Seen], free: dict[Pool, S
         assert run.held is None
         assert run.rung_age_s is None
         assert run.not_before is None or run.not_before <= NOW
-        assert not (settling and run.status == "running")
+        assert not (fleet["settling"] and run.status == "running")
+        group = fleet["groups"].get(run.batch, Group())
+        assert run.begun or (run.wave <= group.wave and group.known and not group.tripped)
 
 
-@given(runs, slots, st.booleans())
-def test_nothing_with_a_living_attempt_is_closed(found: list[Seen], free: dict[Pool, Slots], settling: bool) -> None:
+@given(runs, slots, fleets)
+def test_nothing_with_a_living_attempt_is_closed(found: list[Seen], free: dict[Pool, Slots], fleet: Fleet) -> None:
     """Whoever is alive seals itself."""
     leased = {run.id for run in found if run.leased}
-    closed = {decision.run for decision in plan(NOW, found, free, settling=settling) if isinstance(decision, Close)}
+    closed = {decision.run for decision in plan(NOW, found, free, **fleet) if isinstance(decision, Close)}
     assert not closed & leased
 
 
-@given(runs, slots)
-def test_a_later_run_is_never_preferred(found: list[Seen], free: dict[Pool, Slots]) -> None:
-    """In a pool and class, whoever waits for a slot is younger than everyone who was rung."""
+@given(runs, slots, fleets)
+def test_no_limit_is_passed_by_a_ring(found: list[Seen], free: dict[Pool, Slots], fleet: Fleet) -> None:
+    """Of a batch, a repository and an account no more are at work than may be, but for those whose attempt died: they
+    had their place already. Of the slots that batches leave to people they take none."""
     by_id = {run.id: run for run in found}
-    decisions = plan(NOW, found, free)
+    rings = [by_id[ring.run] for ring in rung(plan(NOW, found, free, **fleet))]
+    begun = [run for run in rings if not run.orphan]
+    busy = [run for run in found if run.active and run.status != "sealed"] + rings
+    for run in begun:
+        group, most = fleet["groups"].get(run.batch, Group()), fleet["bounds"].per_account.get(run.account)
+        assert group.parallel is None or sum(one.batch == run.batch for one in busy) <= group.parallel
+        assert not run.repo or group.per_repo is None or sum(one.repo == run.repo for one in busy) <= group.per_repo
+        assert most is None or sum(one.account == run.account for one in busy) <= most
+    kept = int(fleet["bounds"].reserve * free["main"].total) - sum(run.lane == "interactive" for run in busy)
+    if any(run.lane == "batch" for run in begun):
+        assert free["main"].free - sum(not (run.orphan and run.barren_claims >= 2) for run in rings) >= kept
+
+
+@given(runs, slots, fleets)
+def test_no_slot_stays_free_while_a_run_waits_for_one(
+    found: list[Seen], free: dict[Pool, Slots], fleet: Fleet
+) -> None:
+    """Were there more slots, and none kept for people, more runs would begin."""
+    decisions = plan(NOW, found, free, **fleet)
+    more = {pool: Slots(of.total + 20, of.free + 20) for pool, of in free.items()}
+    plenty = plan(NOW, found, more, **fleet | {"bounds": replace(fleet["bounds"], reserve=0.0)})
+    waits = any(isinstance(one, Wait) and one.why == "slots" for one in decisions)
+    assert (len(rung(plenty)) > len(rung(decisions))) == waits
+
+
+@given(runs, slots, fleets)
+def test_inside_a_batch_a_later_run_is_never_preferred(
+    found: list[Seen], free: dict[Pool, Slots], fleet: Fleet
+) -> None:
+    """Of one batch, or one person, whoever waits for a slot is younger than everyone who was rung."""
+    by_id = {run.id: run for run in found}
+    decisions = plan(NOW, found, free, **fleet)
     for waiting in [by_id[d.run] for d in decisions if isinstance(d, Wait) and d.why == "slots"]:
         for ring in rung(decisions):
             other = by_id[ring.run]
-            if (other.orphan, other.lane, ring.lane == "solo") == (waiting.orphan, waiting.lane, False):
+            alike = (other.orphan, other.lane, other.share) == (waiting.orphan, waiting.lane, waiting.share)
+            if alike and ring.lane != "solo":
                 assert (other.since, other.id) <= (waiting.since, waiting.id) or waiting.barren_claims >= 2
 
 
