@@ -68,7 +68,7 @@ def _marked(key: str) -> Mark | None:
     _, hour, name = key.split("/", 2)
     time, token, run = [*name.split("-", 2), "", ""][:3]
     try:
-        at = datetime.strptime(f"{hour} {time}", "%Y-%m-%dT%H %H%M%S").replace(tzinfo=UTC)
+        at = datetime.strptime(f"{hour} {time}", "%Y-%m-%dT%H %M%S").replace(tzinfo=UTC)
     except ValueError:
         return None
     return Mark(at, token, run)
