@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from scheduler.sources import Source
+from worker.contract.delivery import Deliver
 from worker.contract.errors import InvalidFault
 from worker.contract.guards import Guards
 from worker.contract.model_name import ASKED, parse_model_name
@@ -98,10 +99,9 @@ def _searchable(rule: PolicyRule) -> PolicyRule:
 
 
 Checks = Annotated[tuple[Check, ...], BeforeValidator(lambda value: named_checks(value), tuple[Check | str, ...])]
+_Listed = Annotated[tuple[Source, ...], Field(min_length=1)]
 Targets = Annotated[
-    tuple[Source, ...],
-    Field(min_length=1),
-    BeforeValidator(lambda value: [value] if isinstance(value, dict) else value, Source | tuple[Source, ...]),
+    _Listed, BeforeValidator(lambda value: [value] if isinstance(value, dict) else value, Source | _Listed)
 ]
 
 
@@ -114,7 +114,8 @@ class Manifest(Frozen):
     than so many are refused. task: what is asked of each. environment: where it is done. checks: commands that exit
     with 0 when it is done, as a command or `name=command`. limits: of one run. policy: calls that are allowed, asked
     about or denied. on_ask: what a call that needs a person does. tools: the task's own, beside ours. labels: words
-    to select runs by. candidates: how many runs of each target begin, of which the best stands.
+    to select runs by. deliver: how far a patch goes: kept, to a branch, or to a pull request. candidates: how
+    many runs of each target begin, of which the best stands.
     """
 
     version: Literal[1]
@@ -132,6 +133,7 @@ class Manifest(Frozen):
     budget: Budget | None = later(None)
     labels: Annotated[tuple[Label, ...], Field(max_length=20)] = later(())
     notify: Notify | None = later(None)
+    deliver: Deliver | None = later(None)
     candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
     waves: Waves = later(None)
     breaker: Breaker | None = later(None)

@@ -67,18 +67,29 @@ def resolve(
                 found.problems.append(one)
             else:
                 listed.append(one)
-    located: list[tuple[Listed, Origin]] = []
+    wanted: list[Listed] = []
     for one in listed:
         if _matches(manifest.exclude, one.target.repo, one.target.id or ""):
             found.excluded.append(one.target.id or one.target.repo)
-            continue
+        else:
+            wanted.append(one)
+    found.problems += _duplicates(wanted)
+    located: list[tuple[Listed, Origin]] = []
+    for one in wanted:
         try:
             located.append((one, one.origin or locate(one.target.repo, reach.folder)))
         except InvalidFault as fault:
             found.problems.append(one.at("repo").problem("target", fault.message, fault.hint))
-    named = list(_named(located, found.problems))
-    kept = [it for it in named if not _matches(manifest.exclude, it[0])]
-    found.excluded += [it[0] for it in named if it not in kept]
+    kept: list[tuple[str, Listed, Origin]] = []
+    for name, one, origin in _named(located, found.problems):
+        if _matches(manifest.exclude, name):
+            found.excluded.append(name)
+        else:
+            kept.append((name, one, origin))
+    if manifest.deliver is not None and manifest.deliver.kind != "patch":
+        told = "is a local repository, and there is nowhere to deliver to"
+        local = [one for _, one, origin in kept if origin.url is None]
+        found.problems += [one.at("repo").problem("target", told, "give its URL, or `kind: patch`") for one in local]
     if not kept and not found.problems and not found.awaited:
         found.problems.append(whole.problem("target", "comes to no target at all"))
     if len(kept) > manifest.max_targets:

@@ -120,14 +120,14 @@ def test_a_task_without_tools_is_written_as_before() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (MANIFEST.replace("NAME", "ask_person"), "m:6:11 tools[0].name ask_person is a tool of Dawnfleet's own; "),
+        (MANIFEST.replace("NAME", "ask_person"), "m:6:11 value tools[0].name ask_person is a tool of Dawnfleet's own; "),
         (
             MANIFEST.replace("NAME", "tidy") + MANIFEST.partition("tools:\n")[2].replace("NAME", "tidy"),
             "must differ: tidy",
         ),
-        (MANIFEST.replace("NAME", "tidy").replace("command", "comand"), "m:9:5 tools[0].comand unknown key; did you"),
-        (MANIFEST.replace("NAME", "tidy").replace("{type: object}", "{}"), "m:8:16 tools[0].arguments must describe"),
-        (MANIFEST.partition("tools:")[0] + "tools: 7\n", "m:5:8 tools "),
+        (MANIFEST.replace("NAME", "tidy").replace("command", "comand"), "m:9:5 unknown-key tools[0].comand is"),
+        (MANIFEST.replace("NAME", "tidy").replace("{type: object}", "{}"), "m:8:16 value tools[0].arguments must describe"),
+        (MANIFEST.partition("tools:")[0] + "tools: 7\n", "m:5:8 type tools "),
     ],
 )
 def test_what_is_wrong_with_a_manifests_tools_is_told_with_its_place(text: str, line: str) -> None:
@@ -151,7 +151,7 @@ def test_a_deployments_tools_are_brought_by_every_task() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- {nam: x}", "unknown key; did you mean 'name'?"),
+        ("- {nam: x}", "is not known here (did you mean 'name'?)"),
         ("a: 1", ""),
         ("- [", ""),
         ("- name: search", "of Dawnfleet's"),

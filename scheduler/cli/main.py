@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scheduler.cli import again, exchange, keep, live, operate, people, plan, read, reports, start
+from scheduler.cli import again, breaker, exchange, fleet, keep, live, operate, people, plan, read, reports, start
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
 
@@ -23,11 +23,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+fleet.register(app)
 start.register(app)
 read.register(app)
 reports.register(app)
 live.register(app)
 people.register(app)
+breaker.register(app)
 plan.register(app)
 again.register(app)
 keep.register(app)
