@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scheduler.exports.chosen import Chosen
 
 STDOUT = "-"
+REPOS_SHOWN = 5
 
 
 class Out(StrEnum):
@@ -31,6 +32,14 @@ class Out(StrEnum):
     CSV = "csv"
     PATCHES = "patches"
     BUNDLE = "bundle"
+
+
+class In(StrEnum):
+    """What an import is read as."""
+
+    BUNDLE = "bundle"
+    SWEBENCH = "swebench"
+    ISSUES = "issues"
 
 
 def register(app: typer.Typer) -> None:
@@ -87,13 +96,34 @@ def export(
 
 
 def bring(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What was exported.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="What was exported, here or by others.")],
+    format: Annotated[In, typer.Option("--format", help="What it is.")] = In.BUNDLE,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR|NAME.yaml", help="Where the manifest that is made goes.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Of the manifest: who works on it.")] = None,
+    repo: Annotated[str | None, typer.Option(help="Of issues: their repository, where they do not tell.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Put the objects of a bundle into the archive.
+    """Bring runs into the archive, or tasks into a manifest.
 
-    All of it is proven first. Objects that are there already stay as they are; where one differs, nothing is written.
+    bundle: all of it is proven first; what is there already stays, and where it differs nothing is written. swebench,
+    issues: makes a manifest, and shows the agent nothing but what is wrong; the rest of each instance goes into a
+    file for whoever judges afterwards.
     """
+    from worker.contract.errors import UsageFault
+
+    if format is In.BUNDLE:
+        if out or model or repo:
+            raise UsageFault("--out, --model and --repo are for tasks", hint="name a --format, such as swebench")
+        _bring_bundle(file, json=json)
+        return
+    if out is None or model is None:
+        raise UsageFault("a manifest needs --out and --model", hint="--out fleet --model anthropic/NAME")
+    _bring_tasks(file, format, out, model, repo, json=json)
+
+
+def _bring_bundle(file: Path, *, json: bool) -> None:
     from scheduler.cli import edge
     from scheduler.imports import bundle
     from worker.store.bundle import SCHEME, Bundle
@@ -108,6 +138,37 @@ def bring(
     terminal.emit(f"{imported.new} objects are new, {imported.known} were there")
     for run in imported.runs:
         terminal.emit(run)
+    terminal.say("note: later runs of the same repository, commit and setup start from the environments that came in")
+
+
+def _bring_tasks(file: Path, format: In, out: Path, model: str, repo: str | None, *, json: bool) -> None:
+    from scheduler.imports import fleet, issues, swebench
+    from scheduler.targets import SCP
+    from worker.contract.errors import UsageFault
+    from worker.contract.model_name import parse_model_name
+
+    parse_model_name(model)
+    evaluation = None
+    if format is In.SWEBENCH:
+        if repo is not None:
+            raise UsageFault("--repo is for issues: instances name theirs")
+        instances = swebench.read(file)
+        wanted, evaluation = instances.wanted, instances.evaluation
+    else:
+        there = repo if repo is None or "://" in repo or SCP.match(repo) else str(Path(repo).absolute())
+        wanted = issues.read(file, there)
+    written = fleet.write(out, fleet.batch_name(file), model, wanted, evaluation)
+    repos = sorted({one.repo for one in wanted})
+    if json:
+        paths = [str(path) for path in written]
+        terminal.emit_json("dawn.tasks/1", manifest=paths[0], files=paths, tasks=len(wanted), repositories=repos)
+        return
+    for path in written:
+        terminal.emit(str(path))
+    shown = ", ".join(repos[:REPOS_SHOWN]) + (f" and {len(repos) - REPOS_SHOWN} more" if repos[REPOS_SHOWN:] else "")
+    terminal.say(f"{len(wanted)} tasks, on {shown}")
+    if evaluation is not None:
+        terminal.say(f"{written[-1]} holds gold patches and tests: it is for judging afterwards, keep it from agents")
 
 
 def _file(parts: Iterable[bytes], out: str) -> None:

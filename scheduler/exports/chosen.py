@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.runs import Found, View, find, runs_in, views
+from scheduler.runs import Found, View, find, runs_in, standing, views
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.run import Run
 from worker.store.archive import Archive
@@ -32,6 +32,11 @@ class Chosen:
     def ended(self) -> list[View]:
         """Those that are sealed."""
         return [view for view in self.views if view.run.sealed is not None]
+
+    @property
+    def standing(self) -> list[View]:
+        """Of each target the one that counts, where that is sealed."""
+        return [view for view in standing(self.views) if view.run.sealed is not None]
 
 
 def choose(archive: Archive, words: Sequence[str], *, damaged: bool) -> Chosen:

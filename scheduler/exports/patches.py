@@ -21,7 +21,7 @@ def files(chosen: Chosen) -> Iterator[tuple[str, bytes]]:
     """(name, content) of each file of the set. Raises IntegrityFault for one that is not what its seal names."""
     listed: list[dict[str, Any]] = []
     taken: set[str] = set()
-    for view in chosen.ended:
+    for view in chosen.standing:
         patch = patch_of(chosen.archive, view)
         if not patch:
             continue

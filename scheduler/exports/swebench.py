@@ -5,25 +5,16 @@ that is not text, which this format cannot hold.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from scheduler.exports.chosen import Chosen, patch_of
 from scheduler.exports.words import encoded
 from worker.contract.errors import InvalidFault
-from worker.contract.task import Task
-
-INSTANCE: Final = "instance="
-"""What the label of a run begins with that is one of an instance (see imports/swebench.py)."""
-
-
-def instance_of(task: Task) -> str:
-    """The instance that a run is of: its label says it, else its target's name stands for it."""
-    return next((label.removeprefix(INSTANCE) for label in task.labels if label.startswith(INSTANCE)), task.target)
 
 
 def lines(chosen: Chosen) -> Iterator[bytes]:
-    """A prediction for each run that has ended; one without a patch has an empty one, which counts as not solved."""
-    for view in chosen.ended:
+    """A prediction for each target whose run has ended, named by its id. One without a patch has an empty one, which
+    counts as not solved."""
+    for view in chosen.standing:
         try:
             patch = patch_of(chosen.archive, view).decode()
         except UnicodeDecodeError:
@@ -32,7 +23,7 @@ def lines(chosen: Chosen) -> Iterator[bytes]:
                 hint="export it as it is: --format patches",
             ) from None
         prediction = {
-            "instance_id": instance_of(view.task),
+            "instance_id": view.task.target,
             "model_name_or_path": view.task.model,
             "model_patch": patch,
         }

@@ -32,7 +32,7 @@ def lines(chosen: Chosen) -> Iterator[bytes]:
 def cell(value: object) -> str:
     """As it may stand in a spreadsheet: nothing for None, and what would be a formula behind an apostrophe."""
     text = "" if value is None else plain(str(value), lines=True)
-    return f"'{text}" if text.lstrip().startswith(FORMULAS) else text
+    return f"'{text}" if text.startswith(("\t", "\n")) or text.lstrip().startswith(FORMULAS) else text
 
 
 def _cells(line: RunLine) -> list[object]:
