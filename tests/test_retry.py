@@ -294,6 +294,17 @@ def test_ls_lists_what_is_selected(archive: Archive, said: Callable[..., tuple[i
     assert said("ls", "--repo", "zebra") == (10, [])
 
 
+def test_status_shows_what_is_selected(archive: Archive, said: Callable[..., tuple[int, list[str]]]) -> None:
+    """Of one batch such runs, of all those batches that hold one."""
+    one, two = made(archive, (INFRA, AGENT)), made(archive, ("verified",), key="other")
+    rows = json.loads("\n".join(said("status", one.id, "--class", "infra", "--json")[1]))["runs"]
+    assert [row["target"] for row in rows] == ["a"]
+    listed = json.loads("\n".join(said("status", "--state", "verified", "--json")[1]))["batches"]
+    assert [entry["batch"] for entry in listed] == [two.id]
+    assert said("status", two.id, "--class", "infra") == (10, [])
+    assert said("status", "--label", "nobody") == (10, [])
+
+
 def test_a_selection_is_cancelled_and_the_rest_is_not(
     archive: Archive, said: Callable[..., tuple[int, list[str]]]
 ) -> None:

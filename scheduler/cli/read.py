@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scheduler.cli import terminal
+from scheduler.cli.selecting import Classes, Labels, Limit, Repos, States, selection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,13 +41,23 @@ def register(app: typer.Typer) -> None:
 def status(
     name: Annotated[str | None, typer.Argument(metavar="[BATCH|RUN]", help="An id, or its first letters.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every batch, not only the newest and the open.")] = False,
+    state: States = None,
+    cls: Classes = None,
+    repo: Repos = None,
+    label: Labels = None,
+    limit: Limit = None,
     source: ArchiveOption = None,
     json: AsJson = False,
 ) -> None:
-    """List batches, or the runs of one."""
+    """List batches, or the runs of one.
+
+    With a selection, batches that hold such a run, or such runs of one; with nothing selected the exit code is 10.
+    """
     from scheduler import budget, report, runs
     from scheduler.cli import edge
+    from worker.contract.errors import NotFoundFault
 
+    chosen = selection(None, state, cls, repo, label, limit)
     where = edge.settings(source)
     archive = edge.archive(where)
     if name is not None:
@@ -55,7 +66,7 @@ def status(
         views = runs.views(archive, named)
         if views.unwritten:
             terminal.say(
-                f"note: {views.unwritten} of its {len(named)} runs were never written; submit the batch again"
+                f"note: {views.unwritten} of its {len(named)} runs were never written; submit or retry it again"
             )
         if found.kind == "batch":
             budgets = budget.spendings(archive, views.found)
@@ -63,9 +74,12 @@ def status(
             asked = [budget.spending(archive, view.task) for view in views.found]
             budgets = {money.of: money for money in asked if money is not None}
         today = edge.spent_today(where)
-        tell(views.found, budgets | ({} if today is None else {today.of: today}), archive, as_json=json)
+        shown = [view for view in views.found if chosen.matches(view)][: chosen.limit]
+        if chosen.narrows and not shown:
+            raise NotFoundFault(f"no run of {found.id} is selected", hint=f"see all: dawn status {found.id}")
+        tell(shown, budgets | ({} if today is None else {today.of: today}), archive, as_json=json)
         if not json:
-            for line in dict.fromkeys(line for view in views.found for line in report.ways_on(view, budgets)):
+            for line in dict.fromkeys(line for view in shown for line in report.ways_on(view, budgets)):
                 terminal.say(f"waits for you: {line}")
         _end_if_damaged(views)
         return
@@ -74,6 +88,12 @@ def status(
         still_open = runs.open_batches(archive)
         known = [entry for entry in known[:-BATCHES_SHOWN] if entry.batch in still_open] + known[-BATCHES_SHOWN:]
     listed = [(entry, runs.views(archive, entry.runs)) for entry in known]
+    if chosen.narrows:
+        listed = [one for one in listed if any(chosen.matches(view) for view in one[1].found)][: chosen.limit]
+        if not listed:
+            raise NotFoundFault(
+                "no batch holds a run that is selected", hint="look at all of them: dawn status --all"
+            )
     budgets = budget.spendings(archive, [view for _, views in listed for view in views.found])
     if json:
         rows = [
