@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
-from scheduler.report import checks_text, duration
+from scheduler.measured import checks_text
+from scheduler.report import duration
 from scheduler.runs import View, view
 from worker.contract.events import Compacted, Decided, FedBack, Finished, Observed, Record, Replied, Steered, Verdict
 from worker.store.archive import Archive

@@ -6,14 +6,14 @@ Every text here may hold what a repository or a model wrote; whoever prints it m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from scheduler.approvals import commands
 from scheduler.budget import Spending
+from scheduler.measured import measured
 from scheduler.runs import View, Views, standing
-from worker.contract.events import CheckResult, Verdict
 from worker.contract.run import Run
 from worker.store import keys
 
@@ -118,8 +118,7 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
         lines.append(("commands", "\n".join(told)))
     lines.append(("model", task.model))
     if run.verdict:
-        lines.append(("checks", checks_text(run.verdict)))
-        lines += _files(run.verdict)
+        lines += measured(run.verdict)
     tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
     lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {run.cost_text}"))
     lines.append(("delegates", "\n".join(f"dawn logs {keys.delegate(task.run, call)}" for call in run.delegates)))
@@ -129,6 +128,9 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
         lines.append(("plan", "\n".join(f"[{_MARKS[item.status]}] {item.text}" for item in run.plan)))
     if run.finished and run.finished.text:
         lines.append(("last words", run.finished.text.strip()))
+    if run.sealed:
+        told = [f"{one.claim}\n  but {one.evidence}" for one in run.sealed.contradictions]
+        lines.append(("contradicted", "\n".join(told)))
     if run.sealed and run.sealed.artifacts:
         named = sorted(run.sealed.artifacts.items())
         lines.append(("artifacts", "\n".join(f"{name}  runs/{task.run}/blobs/{digest}" for name, digest in named)))
@@ -222,39 +224,6 @@ def detail(view: View, budgets: Budgets) -> str:
         return sealed.detail
     commands = dict(enumerate(view.task.commands, start=1))
     return "; ".join(f"{end}: {commands.get(number, '')}" for number, end in run.failed_commands)
-
-
-def checks_text(verdict: Verdict) -> str:
-    """One line a check, its reruns together: `tests: red before, green now`."""
-    names = dict.fromkeys(check.name for check in verdict.checks)
-    return "\n".join(
-        f"{name}: {_seen(name, verdict.baseline) or 'no baseline'} before, {_seen(name, verdict.checks)} now"
-        for name in names
-    )
-
-
-def _seen(name: str, checks: Iterable[CheckResult]) -> str:
-    """Every way a check ended: `green`, or `red (exit code 1) and green` when it is unstable."""
-    ends = [
-        check.status + (f" (exit code {check.exit_code})" if check.exit_code not in (0, None) else "")
-        for check in checks
-        if check.name == name
-    ]
-    return " and ".join(dict.fromkeys(ends))
-
-
-def _files(verdict: Verdict) -> Sequence[tuple[str, str]]:
-    changed = []
-    for path, lines in list(verdict.patch.files.items())[:FILES_SHOWN]:
-        changed.append(f"{path}  binary" if lines is None else f"{path}  +{lines[0]} -{lines[1]}")
-    if len(verdict.patch.files) > FILES_SHOWN:
-        changed.append(f"and {len(verdict.patch.files) - FILES_SHOWN} more")
-    left_out = [f"{path}  {why}" for path, why in list(verdict.patch.left_out.items())[:FILES_SHOWN]]
-    return [
-        ("files", "\n".join(changed)),
-        ("left out", "\n".join(left_out)),
-        ("notes", "\n".join(verdict.patch.notes)),
-    ]
 
 
 def _next(view: View, budgets: Budgets) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from preparation import Bench
 from repositories import commit_all
 
-from worker.contract.events import CheckResult, Contradiction, Failure, Finished, PatchStat, Verdict
+from worker.contract.events import CheckResult, Compared, Contradiction, Failure, Finished, PatchStat, Verdict
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Check, Repo, Task
@@ -149,6 +149,17 @@ def test_a_summary_keeps_words_and_evidence_apart() -> None:
     assert "> # Verdict: verified" in text
     assert "\n# Verdict" not in text
     assert "> # not a heading" in text
+
+
+def test_a_summary_says_what_became_of_the_tests() -> None:
+    """Below the table of the checks, and what the patch may not do below its files."""
+    task, run = a_run()
+    assert run.verdict is not None
+    tests = Compared(check="tests", counts={"fixed": 3, "broke": 1}, named={"broke": ("cart::`price`",)})
+    seen = run.verdict.model_copy(update={"tests": (tests,), "guards": ("ci.yml is protected (ci.yml)",)})
+    text = summary(task, run.model_copy(update={"verdict": seen}), "failed", None, STAT)
+    assert "- tests: 3 fixed, 1 broke, 0 still failing\n  - broke: cart::'price'" in text
+    assert "## What the patch may not do\n\n- ci.yml is protected (ci.yml)" in text
 
 
 def test_a_summary_sets_the_evidence_beside_a_claim() -> None:

@@ -16,6 +16,9 @@ from scheduler.follow import Follower
 from scheduler.runs import Found, view, views
 from worker.contract.events import (
     Asked,
+    CheckResult,
+    Compared,
+    Contradiction,
     Event,
     Failure,
     Finished,
@@ -23,7 +26,9 @@ from worker.contract.events import (
     Observation,
     Observed,
     Parked,
+    Reported,
     Sealed,
+    Verdict,
 )
 from worker.contract.run import Run
 from worker.store import keys
@@ -228,3 +233,32 @@ def test_a_command_that_failed_is_named(archive: Archive, make_run: Make, capsys
     assert report.cells(view(archive, "a"))[-1] == "exit code 3: fix --all"
     assert dawn(["show", "a"]) == 0
     assert "commands    fix --all  (exit code 3)\n            format\n" in capsys.readouterr().out
+
+
+def test_show_tells_tests_guards_and_contradicted_words(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a check with its tests, those that need a look by name, what is forbidden, and the words apart."""
+    red = CheckResult(name="unit", status="red", exit_code=1, reported=Reported(passed=3, failed=2))
+    other = CheckResult(name="lint", status="green", reported=Reported(passed=1, notes=("a.xml: no element found",)))
+    tests = Compared(check="unit", counts={"fixed": 3, "still_failing": 2}, named={"still_failing": ("k::a", "k::b")})
+    measured = Verdict(
+        verdict="still_failing",
+        checks=(red, other),
+        baseline=(red,),
+        tests=(tests,),
+        guards=("ci.yml is protected (ci.yml)",),
+    )
+    against = Contradiction(claim="All tests pass.", evidence="the check unit is not green with the patch")
+    make_run("a", measured, Sealed(outcome="failed", contradictions=(against,)))
+    assert dawn(["show", "a"]) == 0
+    told = capsys.readouterr().out
+    unit = "unit: red (exit code 1) before, red (exit code 1) now; 3 fixed, 0 broke, 2 still failing"
+    for line in (
+        unit,
+        "lint: no baseline before, green now; 1 passed, 0 failed, 0 skipped",
+        "lint: a.xml: no element found",
+        "unit: still failing: k::b",
+        "ci.yml is protected (ci.yml)",
+        "All tests pass.",
+        "but the check unit is not green with the patch",
+    ):
+        assert line in told

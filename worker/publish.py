@@ -12,6 +12,7 @@ from typing import Final
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault
 from worker.contract.events import CheckResult, Contradiction, Digest, Failure, OutcomeName, PatchStat, Verdict
+from worker.contract.matrix import named_lines, told
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Task
@@ -111,6 +112,10 @@ def summary(
     if run.verdict is not None and run.verdict.checks:
         parts.append(_measured(run.verdict))
     parts.append(_changed(patch))
+    if run.verdict is not None and run.verdict.guards:
+        parts.append(
+            "## What the patch may not do\n\n" + "\n".join(f"- {_inline(hit)}" for hit in run.verdict.guards)
+        )
     if run.finished is not None and run.finished.text.strip():
         heading = "## Progress when it stopped" if failure else "## What the agent says (a claim, not evidence)"
         parts.append(f"{heading}\n\n{_quoted(run.finished.text)}")
@@ -144,7 +149,10 @@ def _measured(verdict: Verdict) -> str:
         f"| {result.duration_ms / 1000:.1f} |"
         for result in verdict.checks
     ]
-    return "## Checks (measured in a clean room)\n\n" + "\n".join(rows)
+    tests = [f"- {_inline(one.check)}: {told(one)}" for one in verdict.tests]
+    named = [f"  - {_inline(line)}" for one in verdict.tests for line in named_lines(one)]
+    parts = ["## Checks (measured in a clean room)", "\n".join(rows), "\n".join(tests + named)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _changed(patch: PatchStat) -> str:
