@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from worker.contract.run import Run
 from worker.contract.task import Environment, Repo, Task
@@ -131,11 +132,8 @@ class Backlog:
         """Others each time, until all had their turn: to look whether somebody knows more of them."""
         if len(self._entries) <= most:
             return list(self._entries)
-        found = [run for run in self._next(most) if run in self._entries]
+        found = [run for run in islice(self._visited, most) if run in self._entries]
         if len(found) < most:
             self._visited = iter(list(self._entries))
-            found += self._next(most - len(found))
+            found += islice(self._visited, most - len(found))
         return list(dict.fromkeys(found))
-
-    def _next(self, count: int) -> Iterable[str]:
-        return [run for run, _ in zip(self._visited, range(count), strict=False)]
