@@ -12,14 +12,17 @@ from typing import Any, Final
 
 from scheduler.budget import Spending
 from scheduler.morning import state_of
+from scheduler.plan import Decision
 from scheduler.report import duration, waits_for
 from scheduler.reported import SAID
 from scheduler.runs import View, standing
+from scheduler.why import text
 from worker.contract import hours
 from worker.contract.task import Task, usd_text
 
 NAMED: Final = 3
 """Targets of one line."""
+NOBODY: Final[Mapping[str, Decision]] = {}
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,15 @@ class Board:
 
 
 def board(
-    batch: str, views: Sequence[View], now: datetime, *, budget: Spending | None = None, free: int | None
+    batch: str,
+    views: Sequence[View],
+    now: datetime,
+    *,
+    budget: Spending | None = None,
+    decisions: Mapping[str, Decision] = NOBODY,
 ) -> Board:
-    """views: all runs of the batch. free: slots of workers that nobody uses, None where nobody can be asked."""
+    """views: all runs of the batch. decisions: what the scheduler makes of each that has not ended; none where none
+    is there."""
     targets = standing(views)
     states = Counter(state_of(view) for view in targets)
     left = [view for view in views if view.run.sealed is None]
@@ -100,7 +109,7 @@ def board(
         eta_s=_eta_s(views, left, at_work, now),
         window_s=_window_s(task, now),
         working=tuple(_at(view, now) for view in at_work),
-        waiting=tuple(_waits(left, {} if budget is None else {batch: budget}, now, free)),
+        waiting=tuple(_waits(left, {} if budget is None else {batch: budget}, now, decisions)),
         ended=not left,
     )
 
@@ -142,19 +151,19 @@ def _window_s(task: Task | None, now: datetime) -> float | None:
 
 
 def _waits(
-    left: Iterable[View], budgets: Mapping[str, Spending], now: datetime, free: int | None
+    left: Iterable[View], budgets: Mapping[str, Spending], now: datetime, decisions: Mapping[str, Decision]
 ) -> Iterable[Waiting]:
     """The most common reason first."""
     found: dict[str, list[str]] = {}
     for view in left:
         if view.run.status != "running":
-            found.setdefault(why(view, budgets, now, free), []).append(view.task.target)
+            found.setdefault(why(view, budgets, now, decisions.get(view.task.run)), []).append(view.task.target)
     for reason, targets in sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0])):
         yield Waiting(reason, tuple(targets))
 
 
-def why(view: View, budgets: Mapping[str, Spending], now: datetime, free: int | None) -> str:
-    """Why nobody works on the run, as far as the archive tells, and the number of free slots."""
+def why(view: View, budgets: Mapping[str, Spending], now: datetime, decision: Decision | None) -> str:
+    """Why nobody works on the run. decision: what the scheduler makes of it, None where none is there."""
     task, run = view.task, view.run
     if view.state in ("paused", "cancelling"):
         return view.state if view.state == "cancelling" else f"paused by {view.mail.paused_by}"
@@ -162,12 +171,7 @@ def why(view: View, budgets: Mapping[str, Spending], now: datetime, free: int | 
         return told
     if (shut := hours.shut(task, run, now)) is not None:
         return hours.until_text(task, shut.until)
-    at = hours.not_before(task, run)
-    if at is not None and at > now:
-        return f"not before {at.isoformat(timespec='seconds')}"
-    if free is None:
-        return "no stack is running"
-    return "a free slot" if free <= 0 else "its turn"
+    return "no stack is running" if decision is None else text(decision, task)
 
 
 def _age_s(at: str, now: datetime) -> float:

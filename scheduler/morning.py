@@ -7,7 +7,7 @@ Each target is counted once, by its standing run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -29,7 +29,9 @@ from scheduler.reported import (
     headline,
 )
 from scheduler.runs import View, Views, standing
+from worker.contract.delivered import PATCH, Readiness, readiness
 from worker.contract.run import Run
+from worker.store.deliveries import After
 
 SAMPLE_CHARS: Final = 1_200
 """Of a failure, its end; `dawn show` has the rest."""
@@ -40,9 +42,8 @@ RUNS_NAMED: Final = 8
 @dataclass(frozen=True)
 class Facts:
     """What a report is made of. at: UTC, ISO 8601. members: the target of every run that the batch names. seen: those
-    that can be read. budget, day: None without. before: the batch of the same name before, and its runs. delivered,
-    needs: of runs that have ended, what they brought beside their patch, and what they wait for; claims: what of a
-    run's words the evidence contradicts."""
+    that can be read. budget, day: None without. before: the batch of the same name before, and its runs. after: what
+    the patches of runs came to that are to go further than the archive."""
 
     batch: str
     at: str
@@ -51,9 +52,7 @@ class Facts:
     budget: Spending | None = None
     day: Spending | None = None
     before: tuple[str, Sequence[View]] | None = None
-    delivered: Mapping[str, Delivered] = field(default_factory=dict)
-    needs: Mapping[str, Need] = field(default_factory=dict)
-    claims: Callable[[View], Iterable[str]] = lambda view: ()
+    after: Mapping[str, After] = field(default_factory=dict)
     chain: Literal["verified", "not checked", "damaged"] = "not checked"
     note: str = ""
 
@@ -73,6 +72,7 @@ def morning(facts: Facts) -> Morning:
         "submitted_at": min((view.run.submitted_at for view in views), default=""),
         "headline": headline(counts, spend),
         "ended": sealed == len(views),
+        "delivering": sum(_on_its_way(view, facts.after.get(view.task.run)) for view in targets),
         "note": facts.note,
         "counts": {state: counts[state] for state in SAID if counts[state]},
         "reused": sum(row.outcome == "reused" for row in rows),
@@ -82,7 +82,7 @@ def morning(facts: Facts) -> Morning:
         "changes": None if facts.before is None else _changes(facts.before, targets),
         "not_reached": tuple(_not_reached(targets, budgets)),
         "spend": spend,
-        "warnings": tuple(_warnings(facts, targets)),
+        "warnings": tuple(_warnings(targets)),
         "runs": len(facts.members),
         "sealed": sealed,
         "chain": facts.chain,
@@ -137,14 +137,9 @@ def _needs(facts: Facts, views: Iterable[View], budgets: Mapping[str, Spending])
     """What the same words would help is told once."""
     found: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for view in views:
-        target = view.task.target
-        if (need := facts.needs.get(view.task.run)) is not None:
-            found.setdefault(need.commands, (need.why, []))[1].append(target)
-        elif commands := tuple(report.ways_on(view, budgets)):
-            found.setdefault(commands, (report.waits_for(view, budgets), []))[1].append(target)
-        elif (failure := view.run.sealed and view.run.sealed.failure) and str(failure) in _FOR_A_PERSON:
-            commands = (_FOR_A_PERSON[str(failure)].format(run=view.task.run),)
-            found.setdefault(commands, (f"{failure}: {failure.detail}".rstrip(": "), []))[1].append(target)
+        why, commands = _need(view, facts.after.get(view.task.run), budgets)
+        if commands:
+            found.setdefault(commands, (why, []))[1].append(view.task.target)
     for commands, (why, targets) in found.items():
         yield Need(why=why, targets=tuple(targets), commands=commands)
     for run, why in facts.seen.damaged.items():
@@ -154,18 +149,51 @@ def _needs(facts: Facts, views: Iterable[View], budgets: Mapping[str, Spending])
         yield Need(why=why, targets=(), commands=(f"dawn status {facts.batch}",))
 
 
+def _need(view: View, after: After | None, budgets: Mapping[str, Spending]) -> tuple[str, tuple[str, ...]]:
+    run, failure = view.task.run, view.run.sealed and view.run.sealed.failure
+    if after is not None and after.delivery.state == "error":
+        return f"it could not be delivered: {after.delivery.detail}".rstrip(": "), (f"dawn deliver {run}",)
+    if after is not None and after.delivery.state == "none" and _readiness(view, after) == "review":
+        words = ("approve", "reject")
+        return "its patch waits for a review", (
+            f"dawn diff {run}",
+            *(f"dawn review {run} --{word}" for word in words),
+        )
+    if failure and str(failure) in _FOR_A_PERSON:
+        return f"{failure}: {failure.detail}".rstrip(": "), (_FOR_A_PERSON[str(failure)].format(run=run),)
+    return report.waits_for(view, budgets), tuple(report.ways_on(view, budgets))
+
+
 _FOR_A_PERSON: Final = {"refused/guard": "dawn diff {run}", "provider/auth": "dawn doctor"}
 """Failures that no retry ends before a person has acted."""
 
 
 def _delivered(facts: Facts, views: Iterable[View]) -> Iterator[Delivered]:
     for view in views:
-        run, sealed = view.task.run, view.run.sealed
-        if run in facts.delivered:
-            yield facts.delivered[run]
-        elif sealed is not None and sealed.outcome == "changed" and "patch.diff" in sealed.artifacts:
-            get = f"dawn diff {run} | git apply --index"
-            yield Delivered(target=view.task.target, run=run, state="patch", get=get)
+        run, sealed, after = view.task.run, view.run.sealed, facts.after.get(view.task.run)
+        state, get = "patch", f"dawn diff {run} | git apply --index"
+        if after is not None and after.delivery.state not in ("none", "error"):
+            state, get = after.delivery.state, after.delivery.url or f"branch {after.delivery.branch}"
+        elif sealed is None or sealed.outcome != "changed" or PATCH not in sealed.artifacts:
+            continue
+        elif _on_its_way(view, after):
+            state = "on its way"
+        yield Delivered(target=view.task.target, run=run, state=state, get=get)
+
+
+def _readiness(view: View, after: After | None) -> Readiness:
+    deliver = view.task.deliver
+    if deliver is None or after is None:
+        return "never"
+    return readiness(deliver, view.run, after.review, asked=after.delivery.asked)
+
+
+def _on_its_way(view: View, after: After | None) -> bool:
+    """A worker will deliver it, or goes on with that."""
+    deliver = view.task.deliver
+    if deliver is None or after is None or _readiness(view, after) != "ready":
+        return False
+    return not after.delivery.ends(deliver.kind)
 
 
 def _failures(batch: str, views: Iterable[View]) -> Iterator[Group]:
@@ -236,20 +264,22 @@ def _spend(views: Sequence[View], budget: Spending | None, day: Spending | None)
     )
 
 
-def _warnings(facts: Facts, views: Iterable[View]) -> Iterator[Warned]:
+def _warnings(views: Iterable[View]) -> Iterator[Warned]:
     for view in views:
-        for text in (*facts.claims(view), *_own_warnings(view)):
+        for text in _warned(view):
             yield Warned(target=view.task.target, run=view.task.run, text=text)
 
 
-def _own_warnings(view: View) -> Iterator[str]:
+def _warned(view: View) -> Iterator[str]:
     run, sealed = view.run, view.run.sealed
+    for said in () if sealed is None else sealed.contradictions:
+        yield f'it says "{said.claim}", but {said.evidence}'
     if sealed is not None and sealed.damaged is not None:
         yield f"its journal is damaged from segment {sealed.damaged} on"
     if sealed is not None and sealed.verdict == "flaky":
         yield "flaky: a check ended in another colour when it was run again"
-    if (failure := sealed and sealed.failure) and (failure.cls, failure.reason) == ("refused", "guard"):
-        yield f"a guard was hit: {failure.detail}".rstrip(": ")
+    for hit in () if run.verdict is None else run.verdict.guards:
+        yield f"a guard was hit: {hit}"
     for number, end in run.failed_commands:
         yield f"its command {number} ended with {end}"
     if run.verdict is not None:

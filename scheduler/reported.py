@@ -114,7 +114,8 @@ class Warned(Frozen):
 
 
 class Morning(Frozen):
-    """A report. at: UTC, when it was made; submitted_at: UTC, of its first run. ended: no run of the batch is open.
+    """A report. at: UTC, when it was made; submitted_at: UTC, of its first run. ended: all its runs are sealed;
+    delivering: patches of them that a worker is to deliver.
     runs: all it has, retries and candidates too; sealed: those that have ended. chain: of all their journals. note:
     why it was written, where the batch itself does not say."""
 
@@ -124,6 +125,7 @@ class Morning(Frozen):
     submitted_at: str = ""
     headline: str
     ended: bool
+    delivering: int = 0
     note: str = ""
     counts: dict[State, int]
     reused: int = 0

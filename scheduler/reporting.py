@@ -38,6 +38,8 @@ AT_REST: Final = frozenset({"person", "paused", "budget", "window", "wave"})
 SOON_S: Final = 900.0
 """What was begun and goes on that late stands still until then: a provider is away, a day's budget is used up."""
 LATER_S: Final = 3600.0
+DELIVERY_S: Final = 1800.0
+"""How long a report of the end waits for patches that workers are delivering."""
 FAULT_CHARS: Final = 200
 
 log = structlog.get_logger()
@@ -181,23 +183,36 @@ class Reporter:
             if self.archive.size(keys.batch_targets(batch)) is None:  # it went, by dawn gc, or was cut off at submit
                 self.archive.delete([keys.report_due(batch)])
                 return _Done(over=True)
-            return self._report(batch, over=over, last_try=due.tries + 1 >= len(notify.BACKOFF_S))
+            return self._report(batch, due, over=over)
         except Exception as fault:  # whatever is wrong with a report, runs must go on
             return _Done(failed=f"{type(fault).__name__}: {fault}")
 
-    def _report(self, batch: str, *, over: bool, last_try: bool) -> _Done:
+    def _report(self, batch: str, due: _Due, *, over: bool) -> _Done:
         report = reports.gather(self.archive, batch, at=self._at(), day=self._day())
         task = self._task(batch)
         if (later := self._too_early(report, task, over=over)) is not None:
             return _Done(again_at=later)
+        waits = report.ended and self._delivers(batch)
+        young = due.since is not None and self.stamp() - due.since < timedelta(seconds=DELIVERY_S)
+        if waits and report.delivering and young:
+            return _Done(again_at=self.stamp() + timedelta(seconds=self.settings.relist_s))
         stored = reports.store(self.archive, report)
         wanted = None if task is None else task.notify
-        unsent = wanted is not None and self._tell(batch, stored, wanted, last_try=last_try)
+        unsent = wanted is not None and self._tell(
+            batch, stored, wanted, last_try=due.tries + 1 >= len(notify.BACKOFF_S)
+        )
         if wanted is not None:
             notify.write_file(self.settings.reports_folder, wanted, lambda kind: pages.as_kind(stored.report, kind))
+        if waits and not unsent:  # for a review: what comes of it is another report
+            return _Done(again_at=self.stamp() + timedelta(seconds=LATER_S))
         if report.ended and not unsent:
             self.archive.delete([keys.report_due(batch)])
         return _Done(over=report.ended and not unsent, unsent=unsent)
+
+    def _delivers(self, batch: str) -> bool:
+        """Whether a run that is sealed is still open, because its patch is to go further."""
+        marked = {key.removeprefix("open/") for key in self.archive.list("open/")}
+        return any(member.run in marked for member in members(self.archive, batch))
 
     def _tell(self, batch: str, stored: reports.Stored, wanted: Notify, *, last_try: bool) -> bool:
         """Try each message that is not sent, once; whether one is left."""

@@ -8,6 +8,7 @@ that whoever finds them missing makes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +16,13 @@ from scheduler import pages
 from scheduler.budget import Spending, spending
 from scheduler.morning import Facts, morning
 from scheduler.reported import Morning
-from scheduler.runs import Found, View, batches, views
+from scheduler.runs import READERS, Found, View, batches, standing, views
 from scheduler.verify import check
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.content import parsed
+from worker.store.deliveries import After, read_after
 from worker.store.members import members
 
 REPORT_BYTES: Final = 64 * 2**20
@@ -50,6 +52,7 @@ def gather(archive: Archive, batch: str, *, at: str, day: Spending | None = None
             budget=spending(archive, seen.found[0].task, seen.found) if seen.found else None,
             day=day,
             before=_before(archive, batch),
+            after=_after(archive, standing(seen.found)),
             chain="not checked" if not verify else "damaged" if problems else "verified",
         )
     )
@@ -87,6 +90,14 @@ def read(archive: Archive, batch: str, n: int) -> Morning:
 def _readable(archive: Archive, n: int, report: Morning) -> None:
     archive.create(keys.batch_report(report.batch, n, "report.md"), pages.markdown(report).encode())
     archive.create(keys.batch_report(report.batch, n, "report.html"), pages.html(report))
+
+
+def _after(archive: Archive, targets: Sequence[View]) -> dict[str, After]:
+    """What became of the patches that go to a forge."""
+    gone = [view.run for view in targets if view.task.deliver is not None and view.task.deliver.kind != "patch"]
+    with ThreadPoolExecutor(READERS) as pool:
+        found = pool.map(lambda run: read_after(archive, run), gone)
+        return {run.id: one for run, one in zip(gone, found, strict=True) if one is not None}
 
 
 def _before(archive: Archive, batch: str) -> tuple[str, Sequence[View]] | None:

@@ -1,19 +1,23 @@
 """Owns watching batches from outside: their boards, drawn anew at each look, until all their runs have ended. Refuses
-to ask anybody but the archive for what runs do; Redis tells only how many slots are free.
+to ask anybody but the archive for what runs do; Redis tells only who is there to work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from scheduler.board import Board, board
 from scheduler.budget import spending
 from scheduler.follow import Follower
+from scheduler.plan import Decision, Pool, Slots
 from scheduler.runs import Found, View, runs_in, standing
+from scheduler.why import Now, why
 from worker.contract.errors import ExitCode, HintsFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.run import exit_code
+from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.store.archive import Archive
 from worker.store.hints import Hints
@@ -25,8 +29,8 @@ from worker.store.mail import Mail
 class Watch:
     """batches: their ids. Runs that a retry adds are watched too. Not thread-safe."""
 
-    def __init__(self, archive: Archive, hints: Hints | None, batches: Sequence[str]) -> None:
-        self._archive, self._hints, self._batches = archive, hints, batches
+    def __init__(self, archive: Archive, hints: Hints | None, settings: Settings, batches: Sequence[str]) -> None:
+        self._archive, self._hints, self._settings, self._batches = archive, hints, settings, batches
         self._follower = Follower(archive, [])
         self._tasks: dict[str, Task] = {}
         self._views: list[View] = []
@@ -63,7 +67,7 @@ class Watch:
         return [] if first else news
 
     def _draw(self) -> None:
-        now, free = datetime.now(UTC), self._free()
+        now, seen = datetime.now(UTC), self._seen()
         control = {batch: Control(self._archive, batch).read() for batch in self._batches}
         self._views = []
         for name, run in self._follower.runs.items():
@@ -78,13 +82,24 @@ class Watch:
         for batch in self._batches:
             views = [view for view in self._views if view.task.batch == batch]
             budget = spending(self._archive, views[0].task, views) if views else None
-            self.boards.append(board(batch, views, now, budget=budget, free=free))
+            decisions: dict[str, Decision] = {}
+            if seen is not None:
+                used_up = {batch} if budget is not None and budget.used_up else set()
+                decisions = why(views, control[batch], replace(seen, used_up=used_up), self._settings, now)
+            self.boards.append(board(batch, views, now, budget=budget, decisions=decisions))
 
-    def _free(self) -> int | None:
-        """Slots that nobody uses, None where there is nobody to ask."""
+    def _seen(self) -> Now | None:
+        """What Redis says, None where there is nobody to ask."""
         if self._hints is None:
             return None
         try:
-            return sum(worker.free for worker in self._hints.workers() if "batch" in worker.lanes)
+            slots: dict[Pool, Slots] = {}
+            for worker in self._hints.workers():
+                pool: Pool = "solo" if "solo" in worker.lanes else "main"
+                before = slots.get(pool, Slots())
+                slots[pool] = Slots(before.total + worker.slots, before.free + worker.free)
+            held = self._hints.held(f"run:{run}" for run in self._follower.open)
+            leased = {name.removeprefix("run:") for name in held}
+            return Now(leased=leased, rung=set(self._hints.outstanding()), slots=slots)
         except HintsFault:
             return None

@@ -19,6 +19,8 @@ from scheduler import pages, reports
 from scheduler.cli.main import run as dawn
 from scheduler.fingerprints import words
 from scheduler.reported import SAID, Morning, Spend, headline
+from worker.contract.delivered import Delivery
+from worker.contract.delivery import Deliver
 from worker.contract.events import (
     Asked,
     Event,
@@ -28,10 +30,12 @@ from worker.contract.events import (
     Sealed,
     Unrecorded,
 )
+from worker.contract.results import Contradiction
 from worker.contract.run import Run, exit_code
 from worker.contract.task import Budget
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.deliveries import write_delivery
 from worker.store.journal import Journal
 
 Make = Callable[..., Run]
@@ -137,6 +141,49 @@ def test_a_verified_patch_says_how_to_get_it(night: Night) -> None:
     """Also where nothing but the patch was asked for."""
     (one,) = night({"a": verified(), "b": broke("x")}).delivered
     assert (one.state, one.get) == ("patch", "dawn diff a-89ab | git apply --index")
+
+
+def test_what_became_of_patches_on_a_forge_is_told(night: Night, archive: Archive) -> None:
+    """A pull request with its address; one that waits for a review, with the words that answer; a failed delivery."""
+    deliver = Deliver(kind="pr", when="approved")
+    night({"open": verified(), "waits": verified(), "wrong": verified()}, deliver=deliver)
+    base: dict[str, Any] = {"n": 0, "by": "w", "at": AT, "patch": DIGEST}
+    url = "https://git.example.org/cart/pull/7"
+    write_delivery(archive, "open-89ab", Delivery(**base, act="open", state="pr", url=url, number=7))
+    write_delivery(archive, "wrong-89ab", Delivery(**base, act="failed", state="error", detail="the base is gone"))
+    report = reports.gather(archive, NIGHT, at=AT)
+    patch = "dawn diff {}-89ab | git apply --index"
+    assert [(one.target, one.state, one.get) for one in report.delivered] == [
+        ("open", "pr", url),
+        ("waits", "patch", patch.format("waits")),
+        ("wrong", "patch", patch.format("wrong")),
+    ]
+    assert {need.targets: need.commands for need in report.needs} == {
+        ("waits",): tuple(f"dawn {words}" for words in (
+            "diff waits-89ab", "review waits-89ab --approve", "review waits-89ab --reject",
+        )),
+        ("wrong",): ("dawn deliver wrong-89ab",),
+    }  # fmt: skip
+    assert f'<a href="{url}"' in pages.html(report).decode()
+
+
+def test_a_patch_that_a_worker_is_to_deliver_is_on_its_way(night: Night) -> None:
+    """Nobody needs to do anything."""
+    report = night({"a": verified()}, deliver=Deliver(kind="branch", when="verified"))
+    assert ([one.state for one in report.delivered], report.delivering, report.needs) == (["on its way"], 1, ())
+
+
+def test_what_the_evidence_contradicts_and_guards_that_were_hit_are_warnings(night: Night) -> None:
+    """The claim beside what was measured."""
+    said = Contradiction(claim="All tests pass.", evidence="check tests is red")
+    hit = checked("verified").model_copy(update={"guards": ("tests/test_x.py is deleted",)})
+    report = night(
+        {"a": [claimed(), Finished(), hit, Sealed(outcome="changed", verdict="broke", contradictions=(said,))]}
+    )
+    assert [warned.text for warned in report.warnings] == [
+        'it says "All tests pass.", but check tests is red',
+        "a guard was hit: tests/test_x.py is deleted",
+    ]
 
 
 def test_failures_that_are_alike_are_told_once(night: Night) -> None:

@@ -16,6 +16,8 @@ from webhooks import Listener
 from scheduler import notify, reports
 from scheduler.plan import Close, Decision, Ring, Seen, Wait
 from scheduler.reporting import Reporter, Stands, stands
+from worker.contract.delivered import Delivery
+from worker.contract.delivery import Deliver
 from worker.contract.errors import StoreFault
 from worker.contract.events import Asked, Event, Parked, Sealed
 from worker.contract.notify import Notify
@@ -24,6 +26,7 @@ from worker.contract.settings import Settings
 from worker.contract.window import Window
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.deliveries import write_delivery
 from worker.store.journal import Journal
 
 Make = Callable[..., Run]
@@ -47,7 +50,8 @@ class Desk:
 
     def submit(self, runs: dict[str, list[Event]], batch: str = NIGHT, **changes: Any) -> None:
         for run, events in runs.items():
-            self.make_run(run, *events, batch=batch, target=run, **changes)
+            if self.make_run(run, *events, batch=batch, target=run, **changes).sealed is not None:
+                self.archive.delete([keys.open_marker(run)] if "deliver" not in changes else [])
         name_runs(self.archive, {run: run for run in runs}, batch)
         self.archive.create(keys.report_due(batch), b"")
 
@@ -191,6 +195,28 @@ def test_a_round_that_saw_less_than_the_archive_writes_no_end(desk: Desk) -> Non
     journal.append(journal.load(), [Sealed(outcome="cancelled")], attempt=None, at=AT)
     desk.round(after_s=61)
     assert desk.reports() == ["000000"]
+
+
+def test_an_end_waits_for_patches_that_are_on_their_way(desk: Desk) -> None:
+    """Half an hour at most; a review is not waited for, and what comes of it is another report."""
+    done = [claimed(), *ended("changed", verdict="verified", artifacts={"patch.diff": "a" * 64})]
+    desk.submit({"a": done}, deliver=Deliver(kind="pr", when="verified"))
+    desk.submit({"b": done}, "other-0123456789ab", deliver=Deliver(kind="pr", when="approved"))
+    for _ in range(2):
+        desk.round(after_s=61)
+    assert (desk.reports(), desk.reports("other-0123456789ab")) == ([], ["000000"])
+    for _ in range(2):
+        desk.round(after_s=1_800)
+    assert desk.reports() == ["000000"]
+    assert len(desk.due) == 2
+    pushed = Delivery(n=0, act="open", by="w", at=AT, patch="a" * 64, state="pr", url="https://git.example.org/1")
+    for run in "ab":
+        write_delivery(desk.archive, run, pushed)
+        desk.archive.delete([keys.open_marker(run)])
+    for _ in range(3):
+        desk.round(after_s=3_601)
+    assert (desk.reports(), desk.reports("other-0123456789ab")) == (["000000", "000001"], ["000000", "000001"])
+    assert desk.due == []
 
 
 def test_a_retry_after_the_report_is_reported_too(desk: Desk) -> None:

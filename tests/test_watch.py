@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,8 +14,10 @@ from scheduler.board import Board, board
 from scheduler.budget import spendings
 from scheduler.cli.main import run as dawn
 from scheduler.control import tell
+from scheduler.plan import Slots
 from scheduler.runs import Found, view, views
 from scheduler.watch import Watch
+from scheduler.why import Now, why
 from worker.contract.events import (
     Asked,
     Event,
@@ -27,10 +29,12 @@ from worker.contract.events import (
     Sealed,
 )
 from worker.contract.run import Run
+from worker.contract.settings import Settings
 from worker.contract.task import Budget
 from worker.contract.window import Window
 from worker.store.archive import Archive
 from worker.store.hints import Hints, WorkerOffer
+from worker.store.inbox import Control
 from worker.store.journal import Journal
 
 Make = Callable[..., Run]
@@ -47,14 +51,21 @@ pytestmark = pytest.mark.usefixtures("without_stack")
 def night(archive: Archive, make_run: Make) -> Night:
     """night({target: events}, now=..., free=..., **task changes): the board of a batch of these."""
 
-    def made(runs: dict[str, list[Event]], *, now: datetime = BEGAN, free: int | None = 0, **changes: Any) -> Board:
+    def made(runs: dict[str, list[Event]], *, now: datetime = BEGAN, free: int = 0, **changes: Any) -> Board:
         for name, events in runs.items():
             make_run(name, *events, target=name, **changes)
         name_runs(archive, {name: name for name in runs})
-        seen = [view(archive, name) for name in runs]
-        return board(NIGHT, seen, now, budget=spendings(archive, seen).get(NIGHT), free=free)
+        return shown(archive, list(runs), now, free=free)
 
     return made
+
+
+def shown(archive: Archive, runs: Sequence[str], now: datetime = BEGAN, *, free: int = 0) -> Board:
+    """The board of these runs, with a stack that has so many free slots."""
+    seen = views(archive, runs).found
+    control = Control(archive, NIGHT).read()
+    decisions = why(seen, control, Now(slots={"main": Slots(4, free)}), Settings(), now)
+    return board(NIGHT, seen, now, budget=spendings(archive, seen).get(NIGHT), decisions=decisions)
 
 
 def worked(archive: Archive, run: str, *events: Event, for_s: float) -> None:
@@ -67,7 +78,7 @@ def worked(archive: Archive, run: str, *events: Event, for_s: float) -> None:
 
 def test_progress_counts_and_says_what_each_running_task_is_at(night: Night) -> None:
     """T55: counts by status and, for each running task, its step and age; also of one that never answers."""
-    shown = night(
+    told = night(
         {
             "a": [claimed(), *ended("changed", verdict="verified")],
             "frozen": [claimed(), replied(3)],
@@ -77,9 +88,8 @@ def test_progress_counts_and_says_what_each_running_task_is_at(night: Night) -> 
         },
         now=BEGAN + timedelta(seconds=25),
     )
-    assert shown.counts == {"verified": 1, "still running": 3, "not reached": 1}
-    told = {one.target: (one.step, one.doing, one.age_s) for one in shown.working}
-    assert told == {
+    assert told.counts == {"verified": 1, "still running": 3, "not reached": 1}
+    assert {one.target: (one.step, one.doing, one.age_s) for one in told.working} == {
         "frozen": (3, "run_command", 25.0),
         "silent": (1, "asks the model", 25.0),
         "prepares": (0, "prepares", 25.0),
@@ -94,37 +104,42 @@ def test_who_waits_says_why(night: Night, archive: Archive) -> None:
         "money": [claimed(), Parked(waiting="budget", detail="$1.00 of $1.00")],
         "new": [],
     }
-    shown = night(runs, budget=Budget(usd=1))
-    assert {one.why: one.targets for one in shown.waiting} == {
+    told = night(runs, budget=Budget(usd=1))
+    assert {one.why: one.targets for one in told.waiting} == {
         "approval: push?": ("asks",),
         "provider: 429": ("provider",),
         "budget: $0.00 of $1.00 spent": ("money",),
         "a free slot": ("new",),
     }
     tell(archive, None, Found("batch", NIGHT), "pause", by="ann", at="2026-11-30T02:00:00.000+00:00")
-    again = board(NIGHT, views(archive, ["new"]).found, BEGAN, free=3)
-    assert [one.why for one in again.waiting] == ["paused by ann"]
+    assert [one.why for one in shown(archive, ["new"], free=3).waiting] == ["paused by ann"]
 
 
-@pytest.mark.parametrize(("free", "why"), [(None, "no stack is running"), (0, "a free slot"), (2, "its turn")])
-def test_a_run_that_nobody_holds_up_waits_for_a_place(night: Night, free: int | None, why: str) -> None:
-    """Without a stack nothing would ever begin, and that is said."""
-    assert [one.why for one in night({"a": []}, free=free).waiting] == [why]
+@pytest.mark.parametrize(("free", "told"), [(0, "a free slot"), (2, "a doorbell rings for it now")])
+def test_a_run_that_nobody_holds_up_waits_for_a_place(night: Night, free: int, told: str) -> None:
+    """By the scheduler's own plan."""
+    assert [one.why for one in night({"a": []}, free=free).waiting] == [told]
+
+
+def test_a_run_of_a_later_wave_says_how_many_go_before(night: Night) -> None:
+    """The others of its batch, not a worker, are what it waits for."""
+    waits = night({"a": [claimed()], "b": []}, free=2, waves=(1, "rest")).waiting
+    assert [(one.why, one.targets) for one in waits] == [("an earlier wave: 1 run left", ("b",))]
 
 
 def test_a_window_says_how_long_it_is_open(night: Night) -> None:
     """And a closed one until when it is not."""
     window = Window(open="01:00", close="03:00", zone="UTC")
-    shown = night({"a": []}, window=window)
-    assert shown.window_s == 3600.0
-    assert "window closes in 1 h 0 min" in shown.first
+    told = night({"a": []}, window=window)
+    assert told.window_s == 3600.0
+    assert "window closes in 1 h 0 min" in told.first
 
 
 def test_a_closed_window_says_when_it_opens(night: Night) -> None:
     """A run that waits for it is not waiting for a worker."""
-    shown = night({"a": []}, window=Window(open="03:00", close="04:00", zone="UTC"))
-    assert shown.window_s is None
-    assert "window until" in shown.waiting[0].why
+    told = night({"a": []}, window=Window(open="03:00", close="04:00", zone="UTC"))
+    assert told.window_s is None
+    assert "window until" in told.waiting[0].why
 
 
 def test_time_left_is_reckoned_from_those_that_ended(night: Night, archive: Archive) -> None:
@@ -133,18 +148,17 @@ def test_time_left_is_reckoned_from_those_that_ended(night: Night, archive: Arch
     night({**runs, "e": [], "f": []})
     for name in "abc":
         worked(archive, name, *ended("changed", verdict="verified"), for_s=60)
-    seen = views(archive, "abcdef").found
-    shown = board(NIGHT, seen, BEGAN + timedelta(seconds=20), free=0)
-    assert shown.eta_s == 160.0
-    assert "about 2 min 40 s left" in shown.first
+    told = shown(archive, "abcdef", BEGAN + timedelta(seconds=20))
+    assert told.eta_s == 160.0
+    assert "about 2 min 40 s left" in told.first
 
 
 @pytest.mark.parametrize("runs", [{"a": [claimed()], "b": []}, {"a": [claimed(), *ended()], "b": []}])
 def test_time_left_that_nobody_can_know_is_called_unknown(night: Night, runs: dict[str, list[Event]]) -> None:
     """Before the first has ended, and while nobody works."""
-    shown = night(runs)
-    assert shown.eta_s is None
-    assert "time left unknown" in shown.first
+    told = night(runs)
+    assert told.eta_s is None
+    assert "time left unknown" in told.first
 
 
 def test_the_first_line_of_a_board_has_the_money(night: Night) -> None:
@@ -207,7 +221,7 @@ def test_watch_takes_in_what_a_retry_adds(night: Night, archive: Archive, make_r
     from worker.store.members import Member, announce
 
     night({"a": [claimed(), *ended("changed", verdict="broke")]})
-    seen = Watch(archive, None, [NIGHT])
+    seen = Watch(archive, None, Settings(), [NIGHT])
     seen.look()
     assert (seen.ended, int(seen.exit_code)) == (True, 4)
     added = Member(target="a", ordinal=1, run="again")

@@ -47,7 +47,7 @@ def watch(
         batches = [runs.find(archive, batch, kinds=("batch",)).id]
     elif not (batches := sorted(runs.open_batches(archive))):
         raise NotFoundFault("no batch is open", hint="see what there was: dawn status")
-    seen = Watch(archive, edge.hints(where), batches)
+    seen = Watch(archive, edge.hints(where), where, batches)
     seen.look()
     if json:
         terminal.emit_json("dawn.watch/1", archive=archive.url, batches=[one.as_json() for one in seen.boards])
