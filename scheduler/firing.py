@@ -25,8 +25,6 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.hints import Hints
 
-SCHEDULES: Final = "schedules"
-"""Name of the control hint that says: somebody said something of a schedule, read them now."""
 BY: Final = "scheduler"
 ON_TIME: Final = timedelta(seconds=90)
 """Twice a lease: a leader that takes over from a dead one is not late yet."""
@@ -114,7 +112,7 @@ class Firings:
         self._known.pop(name, None)
 
     def _read(self, now: datetime) -> None:
-        poked = self._hints.poked([SCHEDULES]).get(SCHEDULES, -1)
+        poked = self._hints.poked([control.SCHEDULES]).get(control.SCHEDULES, -1)
         stale = self._read_at is None or not timedelta(0) <= now - self._read_at < self._relist
         if not stale and poked == self._poked:
             return
@@ -223,6 +221,8 @@ class Firings:
         if firing.what == "fired":
             known.unfinished.append(firing)
             return self._complete(known, now, working)
+        if firing.before:  # whose report tells of the night that was not
+            self._archive.create(keys.report_due(firing.before), b"")
         LOG.info("not fired", schedule=state.name, due=firing.due, why=firing.what, missed=firing.missed)
         return False
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
-from scheduler import pages
+from scheduler import pages, schedules
 from scheduler.budget import Spending, spending
 from scheduler.morning import Facts, morning
 from scheduler.reported import Morning
@@ -53,6 +54,7 @@ def gather(archive: Archive, batch: str, *, at: str, day: Spending | None = None
             day=day,
             before=_before(archive, batch),
             after=_after(archive, standing(seen.found)),
+            note=_note(archive, batch, datetime.fromisoformat(at)),
             chain="not checked" if not verify else "damaged" if problems else "verified",
         )
     )
@@ -90,6 +92,21 @@ def read(archive: Archive, batch: str, n: int) -> Morning:
 def _readable(archive: Archive, n: int, report: Morning) -> None:
     archive.create(keys.batch_report(report.batch, n, "report.md"), pages.markdown(report).encode())
     archive.create(keys.batch_report(report.batch, n, "report.html"), pages.html(report))
+
+
+def _note(archive: Archive, batch: str, now: datetime) -> str:
+    """What its schedule did not fire before it, or after it and in place of another."""
+    told = []
+    for firing in schedules.history(archive, batch.rpartition("-")[0], now):
+        due = firing.due[:16].replace("T", " ")
+        if firing.batch == batch and firing.missed:
+            told.append(f"before it {firing.missed} due times were missed: no scheduler was there")
+        elif firing.what == "missed" and firing.before == batch:
+            times = f"{firing.missed} due times up to {due}" if firing.missed > 1 else f"the due time {due}"
+            told.append(f"{times} (UTC) passed without a batch: no scheduler was there")
+        elif firing.what == "overlap" and firing.before == batch:
+            told.append(f"the due time {due} (UTC) passed without a batch: this one had not ended")
+    return "; ".join(told)
 
 
 def _after(archive: Archive, targets: Sequence[View]) -> dict[str, After]:

@@ -16,14 +16,16 @@ from webhooks import Listener
 from scheduler import notify, reports
 from scheduler.plan import Close, Decision, Ring, Seen, Wait
 from scheduler.reporting import Reporter, Stands, stands
+from scheduler.schedules import Firing
 from worker.contract.delivered import Delivery
 from worker.contract.delivery import Deliver
 from worker.contract.errors import StoreFault
-from worker.contract.events import Asked, Event, Parked, Sealed
+from worker.contract.events import Asked, Event, Parked, Sealed, canonical
 from worker.contract.notify import Notify
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.window import Window
+from worker.contract.zones import utc_text
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.deliveries import write_delivery
@@ -195,6 +197,21 @@ def test_a_round_that_saw_less_than_the_archive_writes_no_end(desk: Desk) -> Non
     journal.append(journal.load(), [Sealed(outcome="cancelled")], attempt=None, at=AT)
     desk.round(after_s=61)
     assert desk.reports() == ["000000"]
+
+
+def test_a_night_that_was_missed_is_told_with_the_one_before(desk: Desk) -> None:
+    """No scheduler was there at its due time: the last batch of the schedule gets another report, which says so."""
+    desk.submit({"a": [claimed(), *ended("changed", verdict="verified")]})
+    desk.round()
+    due = "2026-11-30T02:00:00+00:00"
+    missed = Firing(due=due, at=AT, by="scheduler", what="missed", before=NIGHT, missed=1)
+    key = keys.schedule_firing("night", utc_text(datetime.fromisoformat(due)))
+    desk.archive.create(key, canonical(missed.model_dump(mode="json")))
+    desk.archive.create(keys.report_due(NIGHT), b"")
+    desk.round(after_s=61)
+    report = reports.read(desk.archive, NIGHT, 1)
+    assert report.note == "the due time 2026-11-30 02:00 (UTC) passed without a batch: no scheduler was there"
+    assert (report.headline, desk.due) == ("1 of 1 verified, $0", [])
 
 
 def test_an_end_waits_for_patches_that_are_on_their_way(desk: Desk) -> None:
