@@ -133,7 +133,7 @@ def submit_run(
     if work is None:
         return journal.submit(task, by, at, then)
     fresh = archive.size(keys.segment(task.run, 0)) is None
-    if reuse and fresh and (done := earlier(archive, work)) is not None:
+    if reuse and fresh and (done := earlier(archive, task)) is not None:
         Inbox(archive, task.run).close(0, by=by, at=at)
         return journal.submit(task, by, at, [reused(done)])
     new = journal.submit(task, by, at, then)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from scheduler.enqueue import Batch
 from scheduler.manifest import Manifest
 from scheduler.runs import READERS, batches, views
-from scheduler.work import earlier, work_key
+from scheduler.work import earlier
 from worker.contract.task import Task, usd_text
 from worker.store import keys
 from worker.store.archive import Archive
@@ -102,7 +102,7 @@ def forecast(
         state: State = "unreachable" if why else "new"
         if archive.size(keys.segment(task.run, 0)) is not None:
             state = "there"
-        elif batch.reuse and (work := work_key(task)) is not None and (done := earlier(archive, work)) is not None:
+        elif batch.reuse and (done := earlier(archive, task)) is not None:
             state, why = "reused", done.id
         where = repo.url or f"packed {repo.source_kind}"
         return Line(task.target, state, task.run, task.ordinal, where, repo.ref, repo.commit, repo.source, why)

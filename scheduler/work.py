@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from worker.contract.delivered import review_state, wants_delivery
 from worker.contract.errors import IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.events import Sealed, canonical, digest
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.deliveries import read_reviews
 from worker.store.journal import Journal
 
 KEY_VERSION: Final = 1
@@ -38,17 +40,29 @@ def work_key(task: Task) -> str | None:
     return digest(canonical({"v": KEY_VERSION, "start": start, "path": repo.path, "asked": asked}))
 
 
-def earlier(archive: Archive, key: str) -> Run | None:
-    """A run that did this work and was verified; None when there is none, or it cannot be read. Raises StoreFault."""
-    for name in archive.list(keys.work_folder(key)):
+def earlier(archive: Archive, task: Task) -> Run | None:
+    """A run that did this work, was verified, and whose patch nobody rejected; of a task that is to be delivered, one
+    that was to be delivered likewise. None when there is none, or it cannot be read. Raises StoreFault."""
+    work = work_key(task)
+    for name in archive.list(keys.work_folder(work)) if work is not None else ():
+        journal = Journal(archive, name.rpartition("/")[2])
         try:
-            run = Journal(archive, name.rpartition("/")[2]).load()
+            run, asked = journal.load(), journal.task()
+            likewise = not wants_delivery(task) or _goes_to(asked) == _goes_to(task)
+            if _verified(run) and likewise and review_state(run, read_reviews(archive, run.id)) != "rejected":
+                return run
         except (NotFoundFault, IntegrityFault, VersionFault):
             continue
-        sealed = run.sealed
-        if sealed is not None and sealed.outcome in ("changed", "no_change") and sealed.verdict == "verified":
-            return run
     return None
+
+
+def _verified(run: Run) -> bool:
+    sealed = run.sealed
+    return sealed is not None and sealed.outcome in ("changed", "no_change") and sealed.verdict == "verified"
+
+
+def _goes_to(task: Task) -> tuple[str, str | None]:
+    return ("patch", None) if task.deliver is None else (task.deliver.kind, task.deliver.base)
 
 
 def reused(run: Run) -> Sealed:

@@ -15,18 +15,21 @@ from hypothesis import strategies as st
 from runs_made import AT, audited, claimed, ended
 
 from scheduler.cli.main import run as dawn
-from scheduler.enqueue import Batch, freeze, submit
+from scheduler.enqueue import Batch, freeze, submit, submit_run
 from scheduler.gc import collect
 from scheduler.reading import parse
 from scheduler.runs import Found
 from scheduler.verify import check
 from scheduler.work import PARTS, earlier, work_key
+from worker.contract.delivered import Review
+from worker.contract.delivery import Deliver
 from worker.contract.errors import ConflictFault, ExitCode
 from worker.contract.events import Failure
 from worker.contract.run import Run, exit_code
 from worker.contract.task import Budget, Check, Environment, ForkPoint, Limits, Repo, Task
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.deliveries import write_review
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
 
@@ -182,7 +185,36 @@ def test_an_earlier_run_that_cannot_be_read_is_passed_over(archive: Archive) -> 
     archive.create(keys.work_marker(key, "torn"), b"")
     archive.create(keys.task("torn"), b"{}")
     archive.create(keys.segment("torn", 0), b"{")
-    assert earlier(archive, key) is None
+    assert earlier(archive, task()) is None
+
+
+def test_a_rejected_patch_is_not_reused(archive: Archive) -> None:
+    """A person said no to it; until they think better of it the work is done once more."""
+    first = batch()
+    submit(first, archive, by="me", at=AT)
+    run = first.tasks[0].run
+    patch = Journal(archive, run).put_blob(b"--- a/x\n+++ b/x\n")
+    end(archive, run, claimed(), *ended(verdict="verified", artifacts={"patch.diff": patch}))
+    asked = first.tasks[0]
+    assert earlier(archive, asked) is not None
+    for n, decision in enumerate(("rejected", "approved")):
+        write_review(archive, run, Review(n=n, decision=decision, patch=patch, by="me", at=AT))
+        assert (earlier(archive, asked) is None) == (decision == "rejected")
+
+
+def test_what_is_to_be_delivered_reuses_only_what_was(archive: Archive) -> None:
+    """A run that ended as reused has no patch of its own to deliver: where the earlier one only kept its patch, or
+    aimed at another branch, there would be no pull request."""
+    first = batch()
+    submit(first, archive, by="me", at=AT)
+    end(archive, first.tasks[0].run, claimed(), *ended(verdict="verified"))
+    kept = first.tasks[0]
+    pr, other = (kept.model_copy(update={"deliver": Deliver(kind="pr", base=base)}) for base in (None, "next"))
+    assert [earlier(archive, asked) is not None for asked in (kept, pr, other)] == [True, False, False]
+    submitted = pr.model_copy(update={"run": "delivered"})
+    submit_run(submitted, archive, by="me", at=AT)
+    end(archive, "delivered", claimed(), *ended(verdict="verified"))
+    assert [earlier(archive, asked) is not None for asked in (kept, pr, other)] == [True, True, False]
 
 
 def test_a_run_that_is_reused_stays(archive: Archive) -> None:
