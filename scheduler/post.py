@@ -51,8 +51,9 @@ class Post:
         """Look where there may be news of these, and return those whose control cannot be read: nobody knows what
         their runs were told. poked: as Hints.poked says. Raises StoreFault."""
         torn: list[tuple[str, IntegrityFault]] = []
-        for batch in batches:
-            known, hint = self._batches.setdefault(batch, _Known()), poked.get(f"batch:{batch}", -1)
+        self._batches = {batch: self._batches.get(batch, _Known()) for batch in batches}
+        for batch, known in self._batches.items():
+            hint = poked.get(f"batch:{batch}", -1)
             if self.due(now) or hint != known.poked:
                 try:
                     known.inbox += Control(self._archive, batch).read(len(known.inbox))

@@ -63,7 +63,7 @@ def ended_of(found: Sequence[View], control: Iterable[Message]) -> Ended:
 
 def breaker_of(found: Sequence[View], control: Iterable[Message]) -> BreakerState | None:
     """Of a batch, as ended_of; None where it has none."""
-    breaker = found[0].task.breaker
+    breaker = found[0].task.breaker if found else None
     if breaker is None:
         return None
     ended = ended_of(found, control)

@@ -273,12 +273,14 @@ def test_after_a_reset_what_ended_before_does_not_count(
 def test_the_command_tells_and_resets(
     world: World, batch: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With exit code 7 while it is tripped."""
+    """With exit code 7 while it is tripped; dawn status says it too."""
     batch(3, breaker=Breaker(failure_rate=0.5, min_runs=2))
     finish(world, "r0", **FAILED)
     finish(world, "r1")
     assert dawn(["breaker", "night"]) == 7
     assert capsys.readouterr().out == "breaker: tripped, 1 of 2 targets failed (trips at 50% of 2 or more)\n"
+    assert dawn(["status", "night"]) == 0
+    assert "breaker: tripped, 1 of 2 targets failed" in capsys.readouterr().err
     assert dawn(["breaker", "night", "--reset", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["schema"], told["tripped"], told["ended"]) == ("dawn.breaker/1", False, 0)

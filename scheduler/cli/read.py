@@ -53,9 +53,10 @@ def status(
 
     With a selection, batches that hold such a run, or such runs of one; with nothing selected the exit code is 10.
     """
-    from scheduler import budget, report, runs
+    from scheduler import budget, report, runs, why
     from scheduler.cli import edge
     from worker.contract.errors import NotFoundFault
+    from worker.store.inbox import Control
 
     chosen = selection(None, state, cls, repo, label, limit)
     where = edge.settings(source)
@@ -81,6 +82,11 @@ def status(
         if not json:
             for line in dict.fromkeys(line for view in shown for line in report.ways_on(view, budgets)):
                 terminal.say(f"waits for you: {line}")
+            if (
+                found.kind == "batch"
+                and (breaker := why.breaker_of(views.found, Control(archive, found.id).read())) is not None
+            ):
+                terminal.say(breaker.text)
         _end_if_damaged(views)
         return
     known = runs.batches(archive)
