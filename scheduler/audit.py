@@ -11,26 +11,29 @@ from typing import Any
 from scheduler.runs import View
 from worker.contract.events import Asked, Decided, Record, Sealed, Steered, Submitted
 from worker.store.archive import Archive
+from worker.store.deliveries import read_after
 from worker.store.journal import Journal
 from worker.store.mail import read_mail
 
 
 @dataclass(frozen=True)
 class Act:
-    """One row. at: when it was done, UTC. seq: of the segment that recorded it, None while nobody has read it."""
+    """One row. at: when it was done, UTC. seq: of the segment that recorded it, None while nobody has read it.
+    beside: it is no word to the run, but lies beside its journal."""
 
     at: str
     who: str
     did: str
     what: str
     seq: int | None
+    beside: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def cells(self) -> tuple[str, ...]:
         """As a line of a table."""
-        seq = "not read yet" if self.seq is None else str(self.seq)
+        seq = "-" if self.beside else "not read yet" if self.seq is None else str(self.seq)
         return self.at[:19].replace("T", " "), self.who, self.did, self.what, seq
 
 
@@ -42,7 +45,17 @@ def audit_of(archive: Archive, view: View) -> list[Act]:
         acts += [_steered(steered, None) for steered in mail.steered()]
         if (made := mail.decision) is not None:
             acts.append(Act(made.at, made.by, made.decision, _said(made.call, made.reason), None))
+    elif (after := read_after(archive, view.run)) is not None:
+        acts += [_beside(one.at, one.by, f"{one.decision} the patch", one.comment) for one in after.reviews]
+        asked = [one for one in after.deliveries if one.act == "asked"]
+        acts += [_beside(one.at, one.by, "asked for its delivery", one.detail) for one in asked]
+        done = [one for one in after.deliveries if one.act != "asked" and one.step == "done"]
+        acts += [_beside(one.at, one.by, f"delivery: {one.state}", one.url or one.detail) for one in done]
     return sorted(acts, key=lambda act: act.at)
+
+
+def _beside(at: str, who: str, did: str, what: str) -> Act:
+    return Act(at, who, did, what, None, beside=True)
 
 
 def _acts(record: Record) -> Iterator[Act]:

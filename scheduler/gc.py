@@ -147,6 +147,9 @@ def _garbage(archive: Archive, marks: dict[str, _Mark], limit: datetime) -> Garb
         for key in _unnamed(archive, name, mark)
     ]
     garbage.found["day markers"] = [f"days/{day}/" for day in archive.folders("days/") if day < f"{limit:%Y-%m-%d}"]
+    garbage.found["day markers"] += [
+        f"pushed/{hour}/" for hour in archive.folders("pushed/") if hour < f"{limit:%Y-%m-%d}"
+    ]
     garbage.found["work marks"] = [
         key for key in archive.aged("work/", older_than_s=UNNAMED_S) if key.rpartition("/")[2] not in kept
     ]

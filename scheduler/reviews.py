@@ -4,16 +4,12 @@ patch that the person was shown, and to deliver by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from scheduler.control import SUBMITTED, bounded, poke
 from worker.contract.delivered import (
-    Delivered,
     Delivery,
     Review,
-    ReviewState,
     delivered,
     delivery_of,
     patch_of,
@@ -26,23 +22,6 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.deliveries import read_deliveries, read_reviews, write_delivery, write_review
 from worker.store.hints import Hints
-
-
-@dataclass(frozen=True)
-class After:
-    """What a sealed run's patch came to. review: of people; delivery: of the forge."""
-
-    review: ReviewState
-    reviews: Sequence[Review]
-    delivery: Delivered
-
-
-def after(archive: Archive, run: Run) -> After | None:
-    """What became of the patch that a run left; None where there is none. Raises IntegrityFault, StoreFault."""
-    if patch_of(run) is None:
-        return None
-    reviews = read_reviews(archive, run.id)
-    return After(review_state(run, reviews), reviews, delivered(read_deliveries(archive, run.id)))
 
 
 def review(

@@ -16,6 +16,7 @@ from worker.contract.events import canonical, digest
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.store import keys
+from worker.store.deliveries import read_after
 from worker.store.hints import WorkerOffer
 from worker.store.inbox import Control
 from worker.store.journal import Journal
@@ -229,7 +230,7 @@ def test_a_word_is_on_the_patch_that_was_shown(lane: Lane) -> None:
     first = reviews.review(archive, None, run, "approved", by="ann", at=AT)
     assert reviews.review(archive, None, run, "approved", by="bob", at=AT) == first
     assert reviews.review(archive, None, run, "rejected", by="bob", at=AT, comment="no").n == 1
-    after = reviews.after(archive, run)
+    after = read_after(archive, run)
     assert after is not None
     assert (after.review, after.delivery.state) == ("rejected", "none")
     task = Journal(archive, "hello-1").task()

@@ -3,14 +3,15 @@ to act on them: whoever loses a number does nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
-from worker.contract.delivered import Delivery, Review
+from worker.contract.delivered import Delivered, Delivery, Review, ReviewState, delivered, patch_of, review_state
 from worker.contract.errors import ConflictFault, IntegrityFault
 from worker.contract.events import canonical
+from worker.contract.run import Run
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.content import parsed
@@ -41,6 +42,24 @@ def write_review(archive: Archive, run: str, record: Review) -> None:
     """Raises ConflictFault when its number is taken, StoreFault."""
     if not archive.create(keys.review(run, record.n), canonical(record.model_dump(mode="json"))):
         raise ConflictFault(f"somebody else reviewed run {run} at this moment", hint=f"look: dawn show {run}")
+
+
+@dataclass(frozen=True)
+class After:
+    """What a sealed run's patch came to. review: of people. delivery: of the forge."""
+
+    reviews: Sequence[Review]
+    deliveries: Sequence[Delivery]
+    review: ReviewState
+    delivery: Delivered
+
+
+def read_after(archive: Archive, run: Run) -> After | None:
+    """What became of the patch that a run left; None where there is none. Raises IntegrityFault, StoreFault."""
+    if patch_of(run) is None:
+        return None
+    reviews, deliveries = read_reviews(archive, run.id), read_deliveries(archive, run.id)
+    return After(reviews, deliveries, review_state(run, reviews), delivered(deliveries))
 
 
 @dataclass(frozen=True)
