@@ -72,6 +72,7 @@ def freeze(
         "budget": manifest.budget,
         "labels": manifest.labels,
         "notify": manifest.notify,
+        "deliver": manifest.deliver,
         "candidates": manifest.candidates,
         "waves": manifest.waves,
         "breaker": manifest.breaker,

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
+from worker.contract.delivered import wants_delivery
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.decisions import Decision
+from worker.store.deliveries import After, read_after
 from worker.store.inbox import Control, Message
 from worker.store.journal import Journal
 from worker.store.mail import Mail, read_mail
@@ -28,11 +30,13 @@ CANDIDATES_SHOWN: Final = 8
 
 @dataclass(frozen=True)
 class View:
-    """A run, what was asked of it, and what people sent it that it has not read yet."""
+    """A run, what was asked of it, and what people sent it that it has not read yet. after: what became of its patch,
+    where it wants to be delivered."""
 
     task: Task
     run: Run
     mail: Mail
+    after: After | None = None
 
     @property
     def decision(self) -> Decision | None:
@@ -154,7 +158,7 @@ def view(archive: Archive, run: str, control: Callable[[str], Sequence[Message]]
     journal = Journal(archive, run)
     folded, task = journal.load(), journal.task()
     if folded.sealed is not None:
-        return View(task, folded, Mail(folded))
+        return View(task, folded, Mail(folded), read_after(archive, folded) if wants_delivery(task) else None)
     return View(task, folded, read_mail(archive, folded, task.batch, control))
 
 

@@ -10,7 +10,21 @@ from collections.abc import Sequence
 
 import typer
 
-from scheduler.cli import again, breaker, exchange, fleet, keep, live, operate, people, plan, read, reports, start
+from scheduler.cli import (
+    again,
+    breaker,
+    deliver,
+    exchange,
+    fleet,
+    keep,
+    live,
+    operate,
+    people,
+    plan,
+    read,
+    reports,
+    start,
+)
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
 
@@ -29,6 +43,7 @@ read.register(app)
 reports.register(app)
 live.register(app)
 people.register(app)
+deliver.register(app)
 breaker.register(app)
 plan.register(app)
 again.register(app)
