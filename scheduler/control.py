@@ -18,6 +18,9 @@ from worker.store.inbox import Control, Inbox, Message
 SUBMITTED: Final = "submitted"
 """Name of the control hint that says: there are new runs, list `open/` now."""
 
+SCHEDULES: Final = "schedules"
+"""And of the one that says: somebody said something of a schedule, read them now."""
+
 WORDS_CHARS: Final = 20_000
 """Of one message, answer or reason: what fits into a model's context with room to spare."""
 

@@ -73,6 +73,8 @@ def freeze(
         "labels": manifest.labels,
         "notify": manifest.notify,
         "deliver": manifest.deliver,
+        "window": manifest.window,
+        "start_at": manifest.start_at,
         "candidates": manifest.candidates,
         "waves": manifest.waves,
         "breaker": manifest.breaker,
@@ -84,7 +86,7 @@ def freeze(
     }
     tasks = [
         Task(
-            v=version_of(asked_of_all | {"repo": repo, "vars": one.target.vars}),
+            v=version_of(asked_of_all | {"repo": repo, "vars": one.target.vars, "environment": manifest.environment}),
             run=run_id(name, repo, one.id, ordinal),
             batch=name,
             target=one.id,

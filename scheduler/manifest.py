@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from scheduler.cron import Schedule
 from scheduler.sources import Source
 from worker.contract.delivery import Deliver
 from worker.contract.errors import InvalidFault
@@ -31,6 +32,8 @@ from worker.contract.task import (
     later,
 )
 from worker.contract.waves import WEIGHT_MAX, Breaker, Waves
+from worker.contract.window import Window
+from worker.contract.zones import moment
 
 CHECK_NAME = re.compile(r"^(?P<name>[a-z][a-z0-9_-]*)=(?P<command>.+)$", re.DOTALL)
 """`name=command`; lower case only, so that `FOO=1 pytest` stays a command."""
@@ -105,6 +108,13 @@ Targets = Annotated[
 ]
 
 
+def _start(text: str) -> str:
+    try:
+        return moment(text).isoformat(timespec="milliseconds")
+    except InvalidFault as fault:
+        raise ValueError(f"{fault.message}; {fault.hint}") from None
+
+
 class Manifest(Frozen):
     """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`,
     and all of it together by `budget`.
@@ -115,7 +125,8 @@ class Manifest(Frozen):
     with 0 when it is done, as a command or `name=command`. limits: of one run. policy: calls that are allowed, asked
     about or denied. on_ask: what a call that needs a person does. tools: the task's own, beside ours. labels: words
     to select runs by. deliver: how far a patch goes: kept, to a branch, or to a pull request. candidates: how
-    many runs of each target begin, of which the best stands.
+    many runs of each target begin, of which the best stands. window: the hours in which it may work. schedule: when
+    a batch of it is submitted (dawn schedule add). start_at: before when no run begins, with its zone.
     """
 
     version: Literal[1]
@@ -134,6 +145,9 @@ class Manifest(Frozen):
     labels: Annotated[tuple[Label, ...], Field(max_length=20)] = later(())
     notify: Notify | None = later(None)
     deliver: Deliver | None = later(None)
+    window: Window | None = later(None)
+    schedule: Schedule | None = later(None)
+    start_at: Annotated[str, AfterValidator(_start)] | None = later(None)
     candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
     waves: Waves = later(None)
     breaker: Breaker | None = later(None)

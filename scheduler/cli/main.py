@@ -23,6 +23,7 @@ from scheduler.cli import (
     plan,
     read,
     reports,
+    schedules,
     start,
 )
 from scheduler.cli.terminal import complain
@@ -44,6 +45,7 @@ reports.register(app)
 live.register(app)
 people.register(app)
 deliver.register(app)
+schedules.register(app)
 breaker.register(app)
 plan.register(app)
 again.register(app)

@@ -11,6 +11,7 @@ from scheduler.cli import terminal
 if TYPE_CHECKING:
     from scheduler.enqueue import Batch
     from scheduler.launch import Watched
+    from scheduler.reading import Loaded
     from worker.contract.events import Record
     from worker.contract.run import FailOn, Run
     from worker.contract.settings import Settings
@@ -111,6 +112,9 @@ def submit(
     again: Annotated[
         bool, typer.Option("--again", help="A new batch, and nothing of earlier ones is reused.")
     ] = False,
+    start_at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="Not before: '2026-12-01T02:00 Europe/Berlin'.")
+    ] = None,
     fail_on: FailOnOption = "any",
     no_wait: NoWait = False,
     detach: Detach = False,
@@ -132,7 +136,7 @@ def submit(
 
     counted = _fail_on(fail_on)
     where = edge.settings()
-    loaded = load(Path(file), where.limits, load_tools(where.tools))
+    loaded = _at(load(Path(file), where.limits, load_tools(where.tools)), start_at)
     archive = edge.archive(where)
     key = secrets.token_hex(8) if again else ""
     batch = batch_of(loaded, archive, say=terminal.say, key=key, reuse=not again, lock=beside(Path(file)))
@@ -141,6 +145,30 @@ def submit(
             f"note: {batch.id} differs from {earlier[-1]}, which has the same name; it is a batch of its own"
         )
     go([batch], archive, where, detach=detach, wait=not no_wait, as_json=json, fail_on=counted)
+
+
+def _at(loaded: Loaded, start_at: str | None) -> Loaded:
+    """The manifest with the time at which it shall start, which is told. Raises InvalidFault for one without a zone,
+    and for a manifest that is submitted by its schedule."""
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    from worker.contract.errors import InvalidFault
+    from worker.contract.zones import moment, told, utc_text
+
+    if loaded.manifest.schedule is not None:
+        raise InvalidFault(
+            f"{loaded.name} has a schedule, by which it is submitted",
+            hint=f"dawn schedule add {loaded.name}; then dawn schedule run-now {loaded.manifest.name} for one now",
+        )
+    if start_at is not None:
+        at = moment(start_at).isoformat(timespec="milliseconds")
+        loaded = replace(loaded, manifest=loaded.manifest.model_copy(update={"start_at": at}))
+    if loaded.manifest.start_at is not None:
+        terminal.say(f"its runs begin at {utc_text(datetime.fromisoformat(loaded.manifest.start_at))} or later")
+    if (window := loaded.manifest.window) is not None and (until := window.closed_until(datetime.now(UTC))):
+        terminal.say(f"its window is closed until {told(until, window.zone)}")
+    return loaded
 
 
 def demo() -> None:
