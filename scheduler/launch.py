@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Event
@@ -24,6 +25,7 @@ from scheduler.reading import Loaded, ManifestFault
 from scheduler.retry import complete
 from scheduler.runs import Found, View, find, runs_in, standing
 from scheduler.stack import Stack, connected
+from scheduler.why import behind
 from worker.contract.errors import ExitCode, HintsFault, InvalidFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.model_name import ModelName, parse_model_name
@@ -38,6 +40,7 @@ from worker.store.journal import Journal
 from worker.store.mail import Mail
 
 POLL_S: Final = 0.3
+REPORTS_WAIT_S: Final = 10.0
 
 Say = Callable[[str], None]
 Lane = Literal["interactive", "batch"]
@@ -209,7 +212,9 @@ def attend(
                     if not fault.retryable:
                         raise
                     say(f"waiting for the archive: {fault}")
-                left = [run for run in follower.unsealed if _works(run)]
+                stuck = {run.id for run in follower.unsealed if not _works(run)}
+                stuck |= behind(tasks, follower.runs, stuck)
+                left = [run for run in follower.unsealed if run.id not in stuck]
                 now_held = _held(archive, hints, tasks, left)
                 if now_held - held:
                     say(f"{len(now_held)} runs wait for budget before they begin; see: dawn status")
@@ -221,8 +226,20 @@ def attend(
         except KeyboardInterrupt:
             cancel()  # the second one came before the first was dealt with
             raise
+        if stack.owned and not follower.open:
+            _await_reports(batches, archive, pressed)
         hints.close()
         return Watched(follower.runs, interrupted=bool(pressed.count), held=bool(held), tasks=tasks)
+
+
+def _await_reports(batches: Sequence[Batch], archive: Archive, pressed: Interrupts) -> None:
+    """Leave a scheduler that ends with us the time to write what it owes; what it does not, the next one does."""
+    end = time.monotonic() + REPORTS_WAIT_S
+    with suppress(StoreFault):
+        while any(archive.size(keys.report_due(batch.id)) is not None for batch in batches):
+            if time.monotonic() >= end or pressed.count:
+                return
+            pressed.wake.wait(POLL_S)
 
 
 def _tasks(batches: Sequence[Batch], archive: Archive) -> dict[str, Task]:

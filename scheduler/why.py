@@ -14,6 +14,7 @@ from scheduler.runs import View
 from scheduler.windows import held
 from worker.contract import hours
 from worker.contract.model_name import account_of
+from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Task
 from worker.store.inbox import Message
@@ -89,6 +90,20 @@ def why(
     bounds = Bounds(settings.interactive_reserve, settings.max_runs)
     decisions = plan(now, runs, seen.slots, groups={found[0].task.batch: group}, bounds=bounds)
     return {decision.run: decision for decision in decisions}
+
+
+def behind(tasks: Mapping[str, Task], runs: Mapping[str, Run], stuck: Collection[str]) -> set[str]:
+    """Runs that nobody began, and whose wave waits for none but those that are stuck. tasks: of whole batches, in
+    their order; runs: those of them that are known."""
+    found: set[str] = set()
+    for batch in {task.batch: task for task in tasks.values() if task.waves is not None}.values():
+        of = [task for task in tasks.values() if task.batch == batch.batch]
+        ended = Ended(batch, [Member(task.run, task.target, task.ordinal) for task in of])
+        left = {task.run: ended.wave(task.target) for task in of if task.run in runs and not runs[task.run].sealed}
+        current = min(left.values(), default=0)
+        if all(run in stuck for run, wave in left.items() if wave == current):
+            found |= {run for run, wave in left.items() if wave > current and not runs[run].claims}
+    return found
 
 
 def text(decision: Decision, task: Task) -> str:

@@ -19,8 +19,9 @@ from scheduler.control import tell
 from scheduler.ended import End, Ended, Member, end_of
 from scheduler.enqueue import targets_json
 from scheduler.runs import Found, runs_in, views
-from scheduler.why import breaker_of
+from scheduler.why import behind, breaker_of
 from worker.contract.events import Failure, Sealed
+from worker.contract.run import Run
 from worker.contract.task import Repo, Task
 from worker.contract.waves import USUAL, Breaker, Waves, wave_of
 from worker.store import keys
@@ -134,6 +135,16 @@ def test_of_a_target_the_last_retry_counts_and_of_candidates_one_good_one() -> N
     assert not stand.tripped
     stand.end("d", End("ok", "2"))
     assert stand.counted == (2, 0)
+
+
+def test_who_waits_behind_a_person_is_told_apart() -> None:
+    """A wave that none but waiting runs hold up brings nobody on; one that still works does."""
+    tasks = {f"r{n}": task(run=f"r{n}", target=f"t{n}", waves=(2, "rest")) for n in range(4)}
+    runs = {name: Run(id=name, claims=int(name < "r2")) for name in tasks}
+    assert behind(tasks, runs, {"r0"}) == set()
+    assert behind(tasks, runs, {"r0", "r1"}) == {"r2", "r3"}
+    over = runs | {"r1": runs["r1"].model_copy(update={"sealed": Sealed(outcome="changed")})}
+    assert behind(tasks, over, {"r0"}) == {"r2", "r3"}
 
 
 @pytest.fixture
