@@ -1,6 +1,6 @@
 """Owns when a batch's report is written and told while a scheduler runs: at its end, and whenever it stands still.
-Refuses to hold up the scheduler's round: all but the look at what is due happens on a thread of its own, one batch at
-a time.
+Refuses to hold up the scheduler's round: all but the look at what is due happens on a thread of its own, one batch
+after another.
 
 A batch is due while the marker `due/<batch>` is there: from its submit, or a retry in it, until the report of its end
 is written and told. So whoever leads next finds what its predecessor owed.
@@ -40,6 +40,8 @@ SOON_S: Final = 900.0
 LATER_S: Final = 3600.0
 DELIVERY_S: Final = 1800.0
 """How long a report of the end waits for patches that workers are delivering."""
+JOBS: Final = 32
+"""Begun and not done: the thread takes one after another."""
 FAULT_CHARS: Final = 200
 
 log = structlog.get_logger()
@@ -105,7 +107,7 @@ class Reporter:
     _due: dict[str, _Due] = field(default_factory=dict)
     _listed: tuple[datetime, frozenset[str]] | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="report"))
-    _job: tuple[str, str, Future[_Done]] | None = None
+    _jobs: dict[str, tuple[str, Future[_Done]]] = field(default_factory=dict)
 
     def after(self, now: datetime, seen: Stands) -> None:
         """After a round: take in what the last job found, begin the next. One listing at most. Raises StoreFault."""
@@ -116,17 +118,18 @@ class Reporter:
             if due.since is None or where != due.stands:
                 due.stands, due.since, due.tries, due.again_at = where, now, 0, None
                 due.told = None
-            if self._job is None and (where := self._wants(due, now)) is not None:
-                self._job = batch, where, self._pool.submit(self._work, batch, over=not where, due=due)
+            free = batch not in self._jobs and len(self._jobs) < JOBS
+            if free and (where := self._wants(due, now)) is not None:
+                self._jobs[batch] = where, self._pool.submit(self._work, batch, over=not where, due=due)
 
     def settle(self) -> None:
-        """Wait for the job in hand; the next round takes in what it found."""
-        if self._job is not None:
-            self._job[2].exception()
+        """Wait for the jobs that were begun; the next round takes in what they found."""
+        for _, job in self._jobs.values():
+            job.exception()
 
     def close(self) -> None:
         """Wait for the job in hand, and begin no other."""
-        self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def forget(self) -> None:
         """Somebody else may have led since: trust nothing."""
@@ -157,18 +160,17 @@ class Reporter:
         self._listed = now, known
 
     def _finish(self, now: datetime) -> None:
-        if self._job is None or not self._job[2].done():
-            return
-        batch, where, job = self._job
-        self._job = None
-        done, due = job.result(), self._due.get(batch)
-        if due is None:
-            return
-        if done.failed:
-            log.warning("a report waits", batch=batch, fault=done.failed[:FAULT_CHARS])
+        for batch, (where, job) in list(self._jobs.items()):
+            if job.done():
+                del self._jobs[batch]
+                if (due := self._due.get(batch)) is not None:
+                    self._take_in(batch, due, where, job.result(), now)
+
+    def _take_in(self, batch: str, due: _Due, where: str, done: _Done, now: datetime) -> None:
         if done.over:
             del self._due[batch]
         elif done.failed:
+            log.warning("a report waits", batch=batch, fault=done.failed[:FAULT_CHARS])
             due.again_at = now + timedelta(seconds=self.settings.relist_s)
         elif done.again_at is not None:
             due.again_at = done.again_at
