@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault
+from worker.contract.redact import Redactor
 from worker.sandbox.protocol import Command, Workspace
 
 PROBLEM_EXIT_CODE: Final = 3
@@ -68,7 +69,8 @@ def ask(
         # Our programs only grow with what they are given, so this is its doing and not the engine's.
         raise ToolboxProblem("unfinished", f"{request['op']} did not come to an end: {result.detail}", "")
     if result.exit_code not in (0, PROBLEM_EXIT_CODE):
-        text = said.decode("utf-8", "replace")[-SAID_CHARS:]
+        # Masked before it is cut: half a secret at the edge would be found by nobody later.
+        text = Redactor(secrets or {}).text(said.decode("utf-8", "replace"))[-SAID_CHARS:]
         raise EngineFault(f"{program} {request['op']} ended with {result.status} {result.exit_code}: {text}")
     answer: dict[str, Any] = json.loads(said.rpartition(b"\n")[2])
     if "error" in answer:
