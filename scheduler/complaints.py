@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from pydantic import BaseModel, Tag
+from pydantic import BaseModel, Tag, ValidationError
 
 from worker.contract.places import Code, Document, Path, Problem
 
@@ -30,8 +30,22 @@ WORDS: Final = {
 """What pydantic's kinds of errors say of a document."""
 
 
-def complaint(document: Document, details: Mapping[str, Any], form: Any) -> Problem:
-    """One of pydantic's errors about the document. form: the model, or the type, that it was read as."""
+def complaints(document: Document, error: ValidationError, form: Any) -> list[Problem]:
+    """All that pydantic found. form: the model, or the type, that the document was read as."""
+    found = error.errors()
+    return [
+        _complaint(document, one, form)
+        for one in found
+        if one["type"] != "too_short" or not any(_inner(other["loc"], one["loc"]) for other in found)
+    ]
+
+
+def _inner(loc: Path, outer: Path) -> bool:
+    """Whether what is wrong with entries of a list is told already; then it is not too short as well."""
+    return len(loc) > len(outer) and loc[: len(outer)] == outer
+
+
+def _complaint(document: Document, details: Mapping[str, Any], form: Any) -> Problem:
     path, here = _follow(tuple(details["loc"]), form)
     if details["type"] != "extra_forbidden":
         return document.problem(path, _message(details), code=_code(details["type"]))

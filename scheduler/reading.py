@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from scheduler.complaints import complaint
+from scheduler.complaints import complaints
 from scheduler.manifest import Manifest, Work
 from scheduler.resolve import Resolved, Text, resolve
 from scheduler.sources import At, FromPrevious, PreviousReader, Reach, Source, text_file
@@ -93,7 +93,7 @@ def load_tools(path: Path | None) -> tuple[OwnTool, ...]:
     try:
         tools = TypeAdapter(OwnTools).validate_python(document.data)
     except ValidationError as error:
-        problems += [complaint(document, details, OwnTools) for details in error.errors()]
+        problems += complaints(document, error, OwnTools)
     if problems:
         raise ManifestFault(str(path), problems)
     return tools
@@ -110,11 +110,11 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
     data = _with_limits(_with_tools(document.data, tools), defaults)
     try:
         manifest = Manifest.model_validate(data)
-        entries = _entries(document, enumerate(manifest.targets))
+        entries, sound = _entries(document, enumerate(manifest.targets)), True
     except ValidationError as error:
-        problems += [complaint(document, details, Manifest) for details in error.errors()]
+        problems += complaints(document, error, Manifest)
         manifest = _sound(data, {details["loc"][0] for details in error.errors() if details["loc"]})
-        entries = _entries(document, _sound_targets(data.get("targets")))
+        entries, sound = _entries(document, _sound_targets(data.get("targets"))), False
     for limit, most in beyond(manifest.limits):
         problems.append(document.problem(("limits", limit), f"must be at most {most:.0f}"))
     script: str | None = None
@@ -123,7 +123,7 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
     except InvalidFault as fault:
         problems.append(document.problem(("task", "model"), str(fault), code="file"))
     texts = tuple(_texts(document, manifest.task, folder, problems))
-    found = resolve(manifest, entries, document.place(("targets",)), Reach(folder), texts)
+    found = resolve(manifest, entries, document.place(("targets",)), Reach(folder), texts, sound=sound)
     problems += found.problems
     if problems:
         raise ManifestFault(name, problems)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import count
+from typing import Final
 
 from scheduler import template
 from scheduler.complaints import nearest
@@ -16,6 +17,9 @@ from scheduler.sources import ID_CHARS_MAX, At, FromPrevious, Listed, Reach, Sou
 from scheduler.targets import Origin, locate
 from worker.contract.errors import InvalidFault
 from worker.contract.places import Place, Problem
+
+OWN_NAMES: Final = ("batch.name", "target.id", "repo.label", "repo.ref", "repo.path")
+"""What every target has a value of, beside its vars."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,17 @@ class Resolution:
 
 
 def resolve(
-    manifest: Manifest, entries: Sequence[tuple[Source, At]], whole: Place, reach: Reach, texts: Sequence[Text]
+    manifest: Manifest,
+    entries: Sequence[tuple[Source, At]],
+    whole: Place,
+    reach: Reach,
+    texts: Sequence[Text],
+    *,
+    sound: bool = True,
 ) -> Resolution:
-    """What the entries come to. entries: the manifest's targets, or those of them that are sound. whole: the place of
-    all of them. texts: the prompt, then each command. Raises StoreFault and the like as a reader of earlier batches
-    does."""
+    """What the entries come to. entries: the manifest's targets, or when it is not `sound`, those of them that are.
+    whole: the place of all of them. texts: the prompt, then each command. Raises StoreFault and the like as a reader
+    of earlier batches does."""
     found = Resolution()
     listed: list[Listed] = []
     for entry, at in entries:
@@ -90,14 +100,15 @@ def resolve(
         told = "is a local repository, and there is nowhere to deliver to"
         local = [one for _, one, origin in kept if origin.url is None]
         found.problems += [one.at("repo").problem("target", told, "give its URL, or `kind: patch`") for one in local]
-    if not kept and not found.problems and not found.awaited:
+    if sound and not kept and not found.problems and not found.awaited:
         found.problems.append(whole.problem("target", "comes to no target at all"))
     if len(kept) > manifest.max_targets:
         told = f"comes to {len(kept):,} targets, more than max_targets, which is {manifest.max_targets:,}"
         found.problems.append(whole.problem("too-many", told, "raise max_targets, or exclude some"))
         return found
     values = [_values(manifest, *it) for it in kept]
-    found.problems += _template_problems(texts, values, some_missing=bool(found.awaited))
+    unknown = bool(found.awaited or found.problems or not sound)
+    found.problems += _template_problems(texts, values, some_missing=unknown)
     if not found.problems:
         found.targets += [
             Resolved(
@@ -151,12 +162,9 @@ def _free_name(target: Target, origin: Origin, taken: Set[str]) -> str:
 def _values(manifest: Manifest, name: str, one: Listed, origin: Origin) -> dict[str, str]:
     """What may stand in {{ }}: known before anything is fetched."""
     target = one.target
+    own = (manifest.name, name, origin.label, target.ref or "", target.path)
     return {
-        "batch.name": manifest.name,
-        "target.id": name,
-        "repo.label": origin.label,
-        "repo.ref": target.ref or "",
-        "repo.path": target.path,
+        **dict(zip(OWN_NAMES, own, strict=True)),
         **{f"vars.{var}": text for var, text in target.vars.items()},
     }
 
@@ -165,7 +173,7 @@ def _template_problems(
     texts: Sequence[Text], values: Sequence[Mapping[str, str]], *, some_missing: bool
 ) -> Iterator[Problem]:
     """some_missing: there are targets whose values are not known yet."""
-    known = sorted({name for own in values for name in own}, key=lambda name: (name.startswith("vars."), name))
+    known = [*OWN_NAMES, *sorted({name for own in values for name in own} - {*OWN_NAMES})]
     for text in texts:
         for offset, told, hint in template.faults(text.text, command=text.command):
             yield text.at(offset).problem("template", told, hint)
@@ -176,3 +184,6 @@ def _template_problems(
             elif name in known and without:
                 told = f"{without} of {len(values)} targets have no {name}"
                 yield text.at(offset).problem("template", told, "give it to all of them")
+            elif text.command and any("\n" in own[name] for own in values if name in own):
+                told = f"{name} has several lines, and a value in a command is one"
+                yield text.at(offset).problem("template", told, "a prompt may take it")

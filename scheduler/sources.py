@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator
 
 from scheduler import pack
-from scheduler.complaints import complaint
+from scheduler.complaints import complaints
 from scheduler.targets import Origin
 from worker.contract.errors import ConflictFault, InvalidFault, NotFoundFault
 from worker.contract.frozen import Frozen, later
@@ -139,7 +139,7 @@ class FromFolder(Frozen):
         found = False
         try:
             for path in sorted((reach.folder / self.folder).iterdir()):
-                if path.is_dir() and pack.git_dir(path) is not None:
+                if path.is_dir() and not path.name.startswith(".") and pack.git_dir(path) is not None:
                     found = True
                     yield Listed(Target(repo=str(Path(self.folder) / path.name)), at)
         except (OSError, InvalidFault) as error:
@@ -229,6 +229,5 @@ def _listed(row: Mapping[str, Any], place: Place) -> Iterator[Listed | Problem]:
     try:
         yield Listed(Target.model_validate(row), at)
     except ValidationError as error:
-        for details in error.errors():
-            told = complaint(Document(), details, Target)
+        for told in complaints(Document(), error, Target):
             yield at(told.where).problem(told.code, told.message, told.hint)

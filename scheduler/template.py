@@ -2,8 +2,9 @@
 where a shell could read it as anything but one word.
 
 `{{{{` is a literal `{{`. In a command a value becomes text in single quotes, so a place may only stand where the
-shell reads no quotes around it; what comes before it must be plain enough to be sure of that. A program that
-evaluates its own arguments (`eval`, `sh -c`) is beyond this.
+shell reads no quotes around it; what comes before it must be plain enough to be sure of that. The value is one line,
+because bash goes on with the next one after some errors of syntax. A program that evaluates its own arguments
+(`eval`, `sh -c`) is beyond this.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ TOKEN: Final = re.compile(
     | (?:^|(?<=[ \t\n]))\#[^\n]*                               # a comment
     | (?<![ \t\n;&|()<>])\#                                    # the same in the middle of a word is none
     | \$\{\w+\} | \$(?:\w+|[?!@*\#$-])(?!['"({]) | \$\((?![(\#])
-    | \((?![(\#]) | <(?!<) | [?*+@!](?!\() | (?<!\w)\[
-    | [^'"\\`$\#(<?*+@!\[]
+    | \((?![(\#]) | <(?!<) | [?*+@!=](?!\() | (?<!\w)\[
+    | [^'"\\`$\#(<?*+@!=\[]
     """,
     re.VERBOSE | re.DOTALL | re.ASCII,
 )

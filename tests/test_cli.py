@@ -147,7 +147,7 @@ def test_a_target_that_is_not_there_is_told_with_its_line(capsys: pytest.Capture
     """Before anything is started or stored."""
     Path("m.yaml").write_text(MANIFEST % "./gone")
     assert dawn(["submit", "m.yaml"]) == ExitCode.INVALID
-    assert capsys.readouterr().err.startswith("m.yaml:3:18 targets[0].repo ./gone does not exist")
+    assert capsys.readouterr().err.startswith("m.yaml:3:18 target targets[0].repo ./gone does not exist")
 
 
 def test_a_detached_submit_prints_the_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

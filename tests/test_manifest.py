@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from scheduler.complaints import complaint
+from scheduler.complaints import complaints
 from scheduler.reading import Loaded, ManifestFault, parse
 from worker.contract.places import read
 from worker.contract.task import Frozen, Limits
@@ -115,7 +115,7 @@ def test_the_known_keys_come_from_the_models_at_any_depth() -> None:
         document = read(text)
         with pytest.raises(ValidationError) as caught:
             Tree.model_validate(document.data)
-        found = (complaint(document, details, Tree) for details in caught.value.errors())
+        found = complaints(document, caught.value, Tree)
         return [
             f"{problem.line}:{problem.column} {problem.where} {problem.message} ({problem.hint})" for problem in found
         ]
