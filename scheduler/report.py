@@ -14,7 +14,10 @@ from scheduler.approvals import commands
 from scheduler.budget import Spending
 from scheduler.measured import measured
 from scheduler.runs import View, Views, standing
+from worker.contract.delivered import readiness
+from worker.contract.hours import not_before, until_text
 from worker.contract.run import Run
+from worker.contract.zones import utc_text
 from worker.store import keys
 
 HEADINGS: Final = ("run", "target", "outcome", "verdict", "steps", "time", "cost", "detail")
@@ -55,6 +58,8 @@ def row(view: View, budgets: Budgets = NONE) -> dict[str, Any]:
         "working_s": round(run.working_s, 3),
         "claims": run.claims,
         "worker": run.worker,
+        "review": view.after.review if view.after else None,
+        "delivery": view.after.delivery.model_dump(exclude={"tips", "seen"}) if view.after else None,
         "submitted_at": run.submitted_at,
         "updated_at": run.updated_at,
     }
@@ -126,6 +131,8 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
         lines.append(("budget", f"{budget.text} by the whole batch; used up, it will {budget.on_limit}"))
     if run.plan:
         lines.append(("plan", "\n".join(f"[{_MARKS[item.status]}] {item.text}" for item in run.plan)))
+    if view.after is not None:
+        lines += [("review", view.after.review), ("delivery", delivery(view))]
     if run.finished and run.finished.text:
         lines.append(("last words", run.finished.text.strip()))
     if run.sealed:
@@ -159,9 +166,9 @@ def _held(view: View, budgets: Budgets) -> Spending | None:
 def _waits(view: View, budgets: Budgets) -> list[tuple[str, str]]:
     """What is waited for, since when and until when; of a call, what exactly would run."""
     run, waiting, asked = view.run, view.run.waiting, view.run.asked
-    if run.sealed is not None or (waiting is None and _held(view, budgets) is None):
+    if run.sealed is not None or (waiting is None and view.shut is None and _held(view, budgets) is None):
         return []
-    until = f", until {waiting.until}" if waiting and waiting.until else ""
+    until = f", until {waiting.until}" if waiting and waiting.until and view.shut is None else ""
     text = [f"{waits_for(view, budgets)}, since {run.updated_at}{until}"]
     if asked is not None:
         text += [f"{call.name} {call.arguments}" for call in run.pending if call.id == asked.call_id]
@@ -174,6 +181,8 @@ def waits_for(view: View, budgets: Budgets) -> str:
     waiting = view.run.waiting
     if (made := view.decision) is not None:
         return f"{made.decision} by {made.by}, waits for a worker"
+    if view.shut is not None:
+        return until_text(view.task, view.shut.until)
     if (money := _held(view, budgets)) is not None:
         return f"budget: {money.text}"
     if waiting is None:
@@ -217,13 +226,28 @@ def _ended(run: Run) -> str:
 def detail(view: View, budgets: Budgets) -> str:
     run, sealed = view.run, view.run.sealed
     if sealed is None:
-        return waits_for(view, budgets) or (f"not before {run.not_before}" if run.not_before else "")
+        return waits_for(view, budgets) or (
+            f"not before {utc_text(at)}" if (at := not_before(view.task, run)) else ""
+        )
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()
-    if sealed.detail:
-        return sealed.detail
+    if told := sealed.detail or delivery(view):
+        return told
     commands = dict(enumerate(view.task.commands, start=1))
     return "; ".join(f"{end}: {commands.get(number, '')}" for number, end in run.failed_commands)
+
+
+def delivery(view: View) -> str:
+    """What became of a patch that wants to be delivered, or what it waits for; empty where nothing will."""
+    after, deliver = view.after, view.task.deliver
+    if after is None or deliver is None:
+        return ""
+    came = after.delivery
+    if came.state != "none" and not came.asked:
+        told = f"{came.state} {came.url or came.branch}".rstrip()
+        return f"{told}: {came.detail}" if came.detail else told
+    ready = readiness(deliver, view.run, after.review, asked=came.asked)
+    return {"ready": "waits to be delivered", "review": "waits for a review", "never": ""}[ready]
 
 
 def _next(view: View, budgets: Budgets) -> list[str]:
@@ -231,5 +255,7 @@ def _next(view: View, budgets: Budgets) -> list[str]:
     if view.run.sealed is None:
         return [*ways_on(view, budgets), f"dawn logs {run} -f", f"dawn cancel {run}"]
     if "patch.diff" in view.run.sealed.artifacts:
-        return [f"dawn diff {run} | git apply --index", f"dawn logs {run}"]
+        judged = view.after is None or view.after.review in ("approved", "rejected")
+        review = [] if judged else [f"dawn review {run} --approve|--reject"]
+        return [*review, f"dawn diff {run} | git apply --index", f"dawn logs {run}"]
     return [f"dawn logs {run}"]

@@ -261,7 +261,8 @@ class SmallGitLab:
 
 
 @pytest.fixture(scope="session")
-def _emulate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulate]:
+def emulated_github(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulate]:
+    """One for all tests: a branch is a test's own."""
     with emulating(request.config, tmp_path_factory.mktemp("emulate")) as forge:
         yield forge
 
@@ -277,5 +278,5 @@ def small_gitlab() -> Iterator[SmallGitLab]:
 @pytest.fixture(params=["github", "gitlab"])
 def forge_server(request: pytest.FixtureRequest) -> ForgeServer:
     """Either forge. GitHub's is of the session, and keeps what was opened there: a branch is a test's own."""
-    server: ForgeServer = request.getfixturevalue("_emulate" if request.param == "github" else "small_gitlab")
+    server: ForgeServer = request.getfixturevalue("emulated_github" if request.param == "github" else "small_gitlab")
     return server

@@ -1,4 +1,5 @@
-"""Owns a git server that containers reach: `git http-backend` behind a token, on the bridge. Refuses pushes."""
+"""Owns a git server that containers reach: `git http-backend` behind a token, on the bridge. Refuses pushes to
+repositories whose configuration does not allow them."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ import pytest
 
 @dataclass
 class GitServer:
-    """Serves the repositories below root to who knows the token. seen: the passwords it was offered, "" for none."""
+    """Serves the repositories below root to who knows the token; public: for pushes only. seen: the passwords it was
+    offered, "" for none."""
 
     root: Path
     token: str
     url: str = ""
+    public: bool = False
     seen: list[str] = field(default_factory=list)
 
     def opens_with(self, header: str) -> bool:
@@ -35,12 +38,13 @@ class GitServer:
 
 
 @contextmanager
-def serving(root: Path, token: str, address: str) -> Iterator[GitServer]:
-    git = GitServer(root, token)
+def serving(root: Path, token: str, address: str, *, public: bool = False) -> Iterator[GitServer]:
+    git = GitServer(root, token, public=public)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if not git.opens_with(self.headers.get("Authorization", "")):
+            known = git.opens_with(self.headers.get("Authorization", ""))
+            if not known and not (git.public and "git-receive-pack" not in self.path):
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="git"')
                 self.end_headers()
@@ -87,9 +91,13 @@ def serving(root: Path, token: str, address: str) -> Iterator[GitServer]:
 @pytest.fixture
 def git_server(tmp_path: Path) -> Iterator[Callable[[str, str], GitServer]]:
     """Starts git servers: (name of a folder to serve, token) -> a server on the gateway of the engine's bridge."""
+    with ExitStack() as stack:
+        yield lambda name, token: stack.enter_context(serving(tmp_path / name, token, bridge_address()))
+
+
+def bridge_address() -> str:
+    """Where containers reach this host."""
     inspect = ["docker", "network", "inspect", "bridge", "--format", "{{json .IPAM.Config}}"]
     (config,) = json.loads(subprocess.run(inspect, check=True, capture_output=True).stdout)
     # The engine names the gateway only where somebody chose it: else it is the first address of the subnet.
-    gateway = config.get("Gateway") or str(next(ip_network(config["Subnet"]).hosts()))
-    with ExitStack() as stack:
-        yield lambda name, token: stack.enter_context(serving(tmp_path / name, token, gateway))
+    return str(config.get("Gateway") or next(ip_network(config["Subnet"]).hosts()))

@@ -233,7 +233,11 @@ def logs(
         time.sleep(LOG_POLL_S)
 
 
-def diff(run: RunArgument, source: ArchiveOption = None) -> None:
+def diff(
+    run: RunArgument,
+    source: ArchiveOption = None,
+    mailbox: Annotated[bool, typer.Option("--mailbox", help="As a letter for git am, with trailers.")] = False,
+) -> None:
     """Print the patch of a run.
 
     It is exact bytes in a pipe or file, harmless text on a terminal.
@@ -246,6 +250,7 @@ def diff(run: RunArgument, source: ArchiveOption = None) -> None:
 
     from scheduler import runs
     from scheduler.cli import edge
+    from worker.contract.commit import letter
     from worker.contract.errors import ConflictFault
     from worker.store.journal import Journal
 
@@ -257,11 +262,12 @@ def diff(run: RunArgument, source: ArchiveOption = None) -> None:
         raise ConflictFault(f"run {name} has not ended", hint=f"wait for it: dawn logs {name} -f")
     if ended.sealed.reused:
         terminal.say(f"run {name} reused the work of {ended.sealed.reused}; this is its patch")
-        diff(ended.sealed.reused, source)
+        diff(ended.sealed.reused, source, mailbox)
         return
     patch = ended.sealed.artifacts.get("patch.diff")
     if patch is not None:
-        terminal.emit_raw(journal.get_blob(patch))
+        text = journal.get_blob(patch)
+        terminal.emit_raw(letter(journal.task(), ended, text) if mailbox else text)
         return
     if ended.verdict is not None or not ended.chain:
         terminal.say(f"run {name} ended as {ended.sealed.outcome} and changed nothing")
@@ -271,7 +277,7 @@ def diff(run: RunArgument, source: ArchiveOption = None) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, env=env, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)
-    terminal.emit_raw(done.stdout)
+    terminal.emit_raw(letter(journal.task(), ended, done.stdout) if mailbox and done.stdout else done.stdout)
 
 
 def replay(run: RunArgument, json: AsJson = False) -> None:
