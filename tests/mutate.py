@@ -308,6 +308,27 @@ GUARDS = (
         f"{HERE}doorbells_that_nobody_answers_do_not_pile_up",
     ),
     guard(
+        "waves: the one before has ended",
+        "scheduler/plan.py",
+        "if not run.begun and run.wave > group.wave:",
+        "if False:",
+        "test_waves.py::test_a_wave_begins_when_all_before_it_have_ended",
+    ),
+    guard(
+        "breaker: nothing more is begun",
+        "scheduler/plan.py",
+        "if not run.begun and group.tripped:",
+        "if False:",
+        "test_waves.py::test_too_many_failures_and_nothing_more_is_begun",
+    ),
+    guard(
+        "turns: who slept has saved nothing",
+        "scheduler/turns.py",
+        "max(self.served.get(share, 0.0) - floor, 0.0)",
+        "self.served.get(share, 0.0)",
+        "test_fairness.py::test_who_slept_has_saved_nothing",
+    ),
+    guard(
         "solo lane",
         "scheduler/plan.py",
         'return "solo" if run.orphan and run.barren_claims >= SOLO_AFTER_BARREN_CLAIMS else "main"',

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ from test_tick import World, with_redis
 from scheduler.cli.main import run as dawn
 from scheduler.control import tell
 from scheduler.ended import End, Ended, Member, end_of
-from scheduler.enqueue import targets_json
+from scheduler.enqueue import freeze, targets_json
+from scheduler.reading import ManifestFault, parse
 from scheduler.runs import Found, runs_in, views
 from scheduler.why import behind, breaker_of
 from worker.contract.events import Failure, Sealed
 from worker.contract.run import Run
-from worker.contract.task import Repo, Task
+from worker.contract.task import Limits, Repo, Task
 from worker.contract.waves import USUAL, Breaker, Waves, wave_of
 from worker.store import keys
 from worker.store.archive import Archive
@@ -61,6 +63,21 @@ def test_waves_that_make_no_sense_are_refused(chosen: Any) -> None:
     """A wave of nobody, and more than all."""
     with pytest.raises(ValidationError):
         TypeAdapter(Waves).validate_python(chosen)
+
+
+def test_what_a_manifest_says_of_it_stands_in_each_task(tmp_path: Path) -> None:
+    """Shares, counts and defaults; `breaker: {}` is the usual one."""
+    text = (
+        "version: 1\nname: n\ntask: {commands: [x]}\ntargets: [{repo: https://x/a}, {repo: https://x/b}]\n"
+        "waves: true\nbreaker: {}\nweight: 5\nparallel: 2\nmax_per_repo: 1\n"
+    )
+    loaded = parse(text, "n.yaml", tmp_path, Limits())
+    for one in freeze(loaded, [Repo(url="https://x/a"), Repo(url="https://x/b")]).tasks:
+        assert (one.v, one.waves, one.breaker) == (3, USUAL, Breaker(failure_rate=0.3, min_runs=5))
+        assert (one.weight, one.parallel, one.max_per_repo) == (5, 2, 1)
+    with pytest.raises(ManifestFault) as refused:
+        parse(text.replace("true", "[3, 0%]").replace("5", "500"), "n.yaml", tmp_path, Limits())
+    assert [problem.where for problem in refused.value.problems] == ["waves[1]", "weight"]
 
 
 def task(**changes: Any) -> Task:
