@@ -18,7 +18,7 @@ from scheduler.cron import Schedule
 from scheduler.enqueue import submit
 from scheduler.runs import Found
 from scheduler.schedules import HORIZON, Firing, State
-from worker.contract.errors import Fault, StoreFault
+from worker.contract.errors import Fault, NotFoundFault, StoreFault
 from worker.contract.events import canonical
 from worker.contract.zones import utc_text
 from worker.store import keys
@@ -135,9 +135,11 @@ class Firings:
         known = _Known(schedules.read(archive, name), schedules.dues(archive, name, since))
         if known.dues:
             known.last = schedules.firing(archive, name, known.dues[-1])
-            done = schedules.done(archive, name, datetime.fromisoformat(known.dues[0]) - timedelta(seconds=1))
-            begun = (schedules.firing(archive, name, due) for due in known.dues if due not in done)
-            known.unfinished = [one for one in begun if one.what == "fired"]
+        for due in schedules.begun(archive, name):
+            try:
+                known.unfinished.append(schedules.firing(archive, name, due))
+            except NotFoundFault:
+                continue  # cut off before it was decided: it is due, and comes again
         return known
 
     def _complete(self, known: _Known, now: datetime, working: set[str]) -> bool:
@@ -145,6 +147,9 @@ class Firings:
         if not known.unfinished:
             return False
         firing, name = known.unfinished[0], known.state.name
+        if firing.what != "fired":  # somebody else decided that it does not
+            self._finished(known)
+            return False
         if firing.overlap != "skip" and firing.before in working:
             if firing.overlap == "cancel_previous" and firing.before not in self._cancelled:
                 at = now.isoformat(timespec="milliseconds")
@@ -155,11 +160,16 @@ class Firings:
         due = datetime.fromisoformat(firing.due)
         batch = schedules.batch_of(self._archive, name, str(firing.template), due)
         new = submit(batch, self._archive, by=f"schedule {name}", at=now.isoformat(timespec="milliseconds"))
-        self._archive.create(keys.schedule_done(name, utc_text(due)), b"")
-        known.unfinished.pop(0)
-        working.add(batch.id)
+        self._finished(known)
+        if new:
+            working.add(batch.id)
         LOG.info("fired", schedule=name, due=firing.due, batch=batch.id, runs=new)
         return True
+
+    def _finished(self, known: _Known) -> None:
+        """The oldest is written, or need not be. The marker goes last."""
+        due = datetime.fromisoformat(known.unfinished.pop(0).due)
+        self._archive.delete([keys.schedule_begun(known.state.name, utc_text(due))])
 
     def _requested(self, known: _Known, now: datetime, working: set[str]) -> bool:
         """What somebody wanted to run now, whether or not the schedule is paused."""
@@ -210,15 +220,14 @@ class Firings:
             missed=due.missed,
         )
         name, key = utc_text(due.at), keys.schedule_firing(state.name, utc_text(due.at))
-        created = self._archive.create(key, canonical(firing.model_dump(mode="json")))
-        if not created:
+        if fires:
+            self._archive.create(keys.schedule_begun(state.name, name), b"")
+        if not self._archive.create(key, canonical(firing.model_dump(mode="json"))):
             firing = schedules.firing(self._archive, state.name, name)  # somebody else's, who may have died since
         if name not in known.dues:
             insort(known.dues, name)
         known.last = firing
-        if not created and self._archive.size(keys.schedule_done(state.name, name)) is not None:
-            return False
-        if firing.what == "fired":
+        if fires or firing.what == "fired":
             known.unfinished.append(firing)
             return self._complete(known, now, working)
         if firing.before:  # whose report tells of the night that was not

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from scheduler import schedules
 from worker.contract.environment import PreparedEnvironment
-from worker.contract.errors import Fault, NotFoundFault, StoreFault
+from worker.contract.errors import Fault, IntegrityFault, NotFoundFault, StoreFault
 from worker.contract.events import Prepared
 from worker.contract.run import Run
 from worker.store import keys
@@ -155,6 +156,11 @@ def _garbage(archive: Archive, marks: dict[str, _Mark], limit: datetime) -> Garb
     ]
     sources = {keys.source(mark.source) for mark in kept.values()}
     unreadable = any(mark.why for mark in kept.values())
+    try:
+        sources |= {keys.source(digest) for digest in schedules.sources(archive)}
+    except (IntegrityFault, NotFoundFault) as fault:
+        garbage.notes.append(f"sources are kept: {fault.message}")
+        unreadable = True
     if not unreadable:
         garbage.found["sources"] = [
             key for key in archive.aged("sources/", older_than_s=UNNAMED_S) if key not in sources

@@ -226,9 +226,8 @@ def _ended(run: Run) -> str:
 def detail(view: View, budgets: Budgets) -> str:
     run, sealed = view.run, view.run.sealed
     if sealed is None:
-        return waits_for(view, budgets) or (
-            f"not before {utc_text(at)}" if (at := not_before(view.task, run)) else ""
-        )
+        at = not_before(view.task, run)
+        return waits_for(view, budgets) or ("" if at is None else f"not before {utc_text(at)}")
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()
     if told := sealed.detail or delivery(view):

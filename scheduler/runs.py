@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from typing import Final, Literal
 
 from worker.contract.delivered import wants_delivery
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault, VersionFault
+from worker.contract.hours import Shut, shut
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
@@ -31,12 +33,13 @@ CANDIDATES_SHOWN: Final = 8
 @dataclass(frozen=True)
 class View:
     """A run, what was asked of it, and what people sent it that it has not read yet. after: what became of its patch,
-    where it wants to be delivered."""
+    where it wants to be delivered. shut: its window was closed when it was read."""
 
     task: Task
     run: Run
     mail: Mail
     after: After | None = None
+    shut: Shut | None = None
 
     @property
     def decision(self) -> Decision | None:
@@ -159,7 +162,8 @@ def view(archive: Archive, run: str, control: Callable[[str], Sequence[Message]]
     folded, task = journal.load(), journal.task()
     if folded.sealed is not None:
         return View(task, folded, Mail(folded), read_after(archive, folded) if wants_delivery(task) else None)
-    return View(task, folded, read_mail(archive, folded, task.batch, control))
+    mail = read_mail(archive, folded, task.batch, control)
+    return View(task, folded, mail, shut=shut(task, folded, datetime.now(UTC)))
 
 
 @dataclass(frozen=True)

@@ -189,9 +189,9 @@ def dues(archive: Archive, name: str, since: datetime) -> list[str]:
     return found or list(_named(archive, folder, "", ".json"))[-1:]
 
 
-def done(archive: Archive, name: str, since: datetime) -> set[str]:
-    """Those of them whose batch is written."""
-    return set(_named(archive, keys.schedule_done(name, ""), keys.schedule_done(name, utc_text(since)), ""))
+def begun(archive: Archive, name: str) -> list[str]:
+    """Due times whose batch is perhaps not written yet, however long ago they were, sorted."""
+    return list(_named(archive, keys.schedule_begun(name, ""), "", ""))
 
 
 def firing(archive: Archive, name: str, due: str) -> Firing:

@@ -94,6 +94,10 @@ def decision(run: str, call: str) -> str:
     return f"runs/{run}/decisions/{call}.json"
 
 
+def decisions_folder(run: str) -> str:
+    return f"runs/{run}/decisions/"
+
+
 def inbox(run: str, n: int) -> str:
     return f"runs/{run}/inbox/{n:06d}.json"
 
@@ -211,9 +215,9 @@ def schedule_firing(name: str, due: str) -> str:
     return f"{schedule_folder(name)}{due}.json"
 
 
-def schedule_done(name: str, due: str) -> str:
-    """Marker of a firing whose batch is written."""
-    return f"{schedule_folder(name)}done/{due}"
+def schedule_begun(name: str, due: str) -> str:
+    """Marker of a firing whose batch is perhaps not written yet."""
+    return f"{schedule_folder(name)}begun/{due}"
 
 
 def environment(key: str) -> str:
