@@ -6,7 +6,7 @@ Ids are digests of what was asked: the same submit again completes what is missi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -106,10 +106,15 @@ def freeze(
     return Batch(name, text, targets_json(name, tasks, text), tuple(tasks))
 
 
-def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
+Hear = Callable[[str], None]
+"""Is told of each run that ends as reused."""
+
+
+def submit(batch: Batch, archive: Archive, *, by: str, at: str, hear: Hear = lambda _: None) -> int:
     """Write the batch and its runs, or what of them is missing; returns how many runs are new.
 
-    by: who submits; at: UTC, ISO 8601. Raises StoreFault, ConflictFault when an id is taken by something else.
+    by: who submits; at: UTC, ISO 8601. hear: called from several threads. Raises StoreFault, ConflictFault when an id
+    is taken by something else.
     """
     archive.create(keys.batch_manifest(batch.id), batch.manifest)
     if (
@@ -121,14 +126,21 @@ def submit(batch: Batch, archive: Archive, *, by: str, at: str) -> int:
         archive.create(keys.report_due(batch.id), b"")
 
     def write(task: Task) -> bool:
-        return submit_run(task, archive, by=by, at=at, reuse=batch.reuse)
+        return submit_run(task, archive, by=by, at=at, reuse=batch.reuse, hear=hear)
 
     with ThreadPoolExecutor(WRITERS) as pool:
         return sum(pool.map(write, batch.tasks))
 
 
 def submit_run(
-    task: Task, archive: Archive, *, by: str, at: str, reuse: bool = False, then: Sequence[Event] = ()
+    task: Task,
+    archive: Archive,
+    *,
+    by: str,
+    at: str,
+    reuse: bool = False,
+    hear: Hear = lambda _: None,
+    then: Sequence[Event] = (),
 ) -> bool:
     """Write one run, or what of it is missing, and its mark under its work; whether it is new. reuse: see Batch.
     then: what it has read already. Raises StoreFault, ConflictFault."""
@@ -137,6 +149,7 @@ def submit_run(
         return journal.submit(task, by, at, then)
     fresh = archive.size(keys.segment(task.run, 0)) is None
     if reuse and fresh and (done := earlier(archive, task)) is not None:
+        hear(task.run)
         Inbox(archive, task.run).close(0, by=by, at=at)
         return journal.submit(task, by, at, [reused(done)])
     new = journal.submit(task, by, at, then)

@@ -270,7 +270,9 @@ def _held(archive: Archive, hints: Hints, tasks: Mapping[str, Task], left: list[
 
 def _write(batches: Sequence[Batch], archive: Archive, *, by: str, at: str, say: Say) -> None:
     for batch in batches:
-        new = submit(batch, archive, by=by, at=at)
+        reused: list[str] = []
+        new = submit(batch, archive, by=by, at=at, hear=reused.append)
         complete(archive, batch.id, by=by, at=at)
-        reused = f", {len(batch.tasks) - new} were there already" if new < len(batch.tasks) else ""
-        say(f"batch {batch.id}: {new} new run{'s' if new != 1 else ''}{reused}")
+        told = f", {len(reused)} of them reused" if reused else ""
+        told += f", {len(batch.tasks) - new} were there already" if new < len(batch.tasks) else ""
+        say(f"batch {batch.id}: {new} new run{'s' if new != 1 else ''}{told}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Final, get_args
 
 from scheduler.runs import Found, View, find, runs_in, standing, views
@@ -89,8 +90,8 @@ def select(
     if selection.batches or not named:
         whole += in_batches(archive, selection.batches)
     marked = {key.removeprefix("open/") for key in archive.list("open/")} if only_open else None
-    found = list(_found(archive, dict.fromkeys(whole), dict.fromkeys(runs), marked, every=every))
-    return [view for view in found if selection.matches(view)][: selection.limit]
+    found = _found(archive, dict.fromkeys(whole), dict.fromkeys(runs), marked, every=every)
+    return list(islice((view for view in found if selection.matches(view)), selection.limit))
 
 
 def _found(
@@ -109,5 +110,4 @@ def _found(
         for view in seen if every or marked is not None else standing(seen):
             told.add(view.task.run)
             yield view
-    for view in views(archive, [run for run in runs if run not in told and (marked is None or run in marked)]).found:
-        yield view
+    yield from views(archive, [run for run in runs if run not in told and (marked is None or run in marked)]).found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from git_server import GitServer
 from repositories import commit_all, git
 from sandboxes import ARCHIVE
 
-from worker.resolve import Asked, resolve
-from worker.sandbox.protocol import Sandbox
+from worker.resolve import LIMITS, Asked, resolve
+from worker.sandbox.protocol import Owner, Sandbox
 
 pytestmark = pytest.mark.docker
 TOKEN = "t0ken-of-a-forge"
@@ -77,6 +78,21 @@ def test_each_repository_gets_its_answer(server: GitServer, silent: str, sandbox
     assert "DAWN_SECRET_OTHER" in found[6]["hint"]
     assert TOKEN not in json.dumps(found)
     assert not [owner for owner, _ in sandbox.owned(ARCHIVE) if owner.run.startswith("resolve")]
+
+
+def test_what_a_killed_one_left_is_removed_by_the_next(sandbox: Sandbox) -> None:
+    """No janitor knows whose it is. What a living one uses stays."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    dead, alive = (Owner(ARCHIVE, f"resolve-{pid}", 0, "prepare") for pid in (gone.pid, os.getpid()))
+    with (
+        sandbox.workspace(dead, sandbox.image_id("toolbox"), LIMITS),
+        sandbox.workspace(alive, sandbox.image_id("toolbox"), LIMITS),
+    ):
+        assert resolve([], sandbox, ARCHIVE, {}) == []
+        left = {owner for owner, _ in sandbox.owned(ARCHIVE)}
+    assert dead not in left
+    assert alive in left
 
 
 def test_a_plan_locks_the_commits_that_a_run_checks_out(

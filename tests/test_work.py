@@ -248,7 +248,9 @@ def test_a_reused_run_shows_the_earlier_one_and_its_patch(
     patch = Journal(archive, run).put_blob(b"--- a/x\n+++ b/x\n")
     end(archive, run, claimed(), *ended(verdict="verified", artifacts={"patch.diff": patch}))
     assert dawn(["submit", "two.yaml", "--detach", "--json"]) == 0
-    [again] = json.loads(capsys.readouterr().out)["batches"][0]["runs"]
+    told = capsys.readouterr()
+    assert "1 new run, 1 of them reused" in told.err
+    [again] = json.loads(told.out)["batches"][0]["runs"]
     assert dawn(["show", again]) == 0
     assert run in capsys.readouterr().out
     assert dawn(["status", again]) == 0

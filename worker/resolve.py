@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from worker import toolbox
 from worker.contract.cancel import Cancel
-from worker.contract.errors import EnvironmentFault, Fault, InvalidFault
+from worker.contract.errors import EnvironmentFault, ExitCode, Fault, InvalidFault
 from worker.contract.redact import redactor_from_env, without_passwords
 from worker.contract.settings import Settings
 from worker.contract.task import Frozen, Limits, Repo
@@ -131,6 +131,8 @@ def main() -> int:
     except Fault as fault:
         print(f"error: {redactor.text(without_passwords(str(fault)))}", file=sys.stderr)
         return int(fault.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
     print(redactor.text(json.dumps({"resolved": resolved})))
     return 0
 
