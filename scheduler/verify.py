@@ -14,6 +14,7 @@ from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.evidence import Tally
 from worker.store.journal import Journal
+from worker.store.mail import control_problems, mail_problems
 from worker.store.members import retries
 
 
@@ -27,12 +28,13 @@ class Checked:
 
 
 def check(archive: Archive, found: Found, tally: Tally | None = None) -> Checked:
-    """Every byte that the run, or any run of the batch, names. tally: of what was looked at before. Raises StoreFault."""
+    """Every byte that the run, or any run of the batch, names, and what people said. tally: of what was looked at
+    before. Raises StoreFault."""
     tally = tally or Tally()
     if found.kind == "run":
         checked = Checked([found.id], tally=tally)
     else:
-        problems = list(_batch_problems(archive, found.id))
+        problems = [*_batch_problems(archive, found.id), *control_problems(archive, found.id)]
         try:
             checked = Checked(runs_in(archive, found), problems, tally)
         except (Fault, ValueError, KeyError, TypeError) as error:
@@ -42,6 +44,7 @@ def check(archive: Archive, found: Found, tally: Tally | None = None) -> Checked
     for run in checked.runs:
         try:
             checked.problems += Journal(archive, run).verify(checked.tally)
+            checked.problems += mail_problems(archive, run)
         except NotFoundFault as fault:
             checked.problems.append(fault.message)
     return checked

@@ -11,10 +11,23 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from worker.contract.errors import IntegrityFault
-from worker.contract.events import digest, read_json
+from worker.contract.events import Digest, canonical, digest, read_json
+from worker.contract.frozen import Frozen, later
 from worker.store.archive import Archive
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class Summed(Frozen):
+    """What no journal proves: `sum` is the SHA-256 of its canonical JSON without it, None where an older version
+    wrote none."""
+
+    sum: Digest | None = later(None)
+
+    def data(self) -> bytes:
+        """The bytes that are stored, with the right sum."""
+        fields = self.model_dump(mode="json", exclude={"sum"})
+        return canonical(fields | {"sum": digest(canonical(fields))})
 
 
 def put_content(archive: Archive, key: Callable[[str], str], data: bytes | Path) -> str:
@@ -37,11 +50,15 @@ def get_content(archive: Archive, key: str, name: str, *, max_bytes: int = 256 *
 
 
 def parsed(model: type[M], data: bytes, key: str) -> M:
-    """The object that lies under key, as the model it was written from. Raises IntegrityFault when it is none."""
+    """The object that lies under key, as the model it was written from. Raises IntegrityFault when it is none, or
+    carries a sum that is not its own."""
     try:
-        return model.model_validate(read_json(data))
+        found = model.model_validate(read_json(data))
     except ValueError as error:
         raise IntegrityFault(f"{key} is not what was written") from error
+    if isinstance(found, Summed) and found.sum is not None and found.data() != data:
+        raise IntegrityFault(f"{key} does not have the sum that it carries")
+    return found
 
 
 def content_chunks(archive: Archive, key: str, name: str) -> Iterator[bytes]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 from worker.contract.errors import IntegrityFault, NotFoundFault
-from worker.contract.events import Asked, DecisionName, Digest, canonical
-from worker.contract.task import Frozen
+from worker.contract.events import Asked, DecisionName, Digest
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.content import parsed
+from worker.store.content import Summed, parsed
 
 
-class Decision(Frozen):
+class Decision(Summed):
     """binding: digest of tool, arguments and snapshot that it was made for. at: UTC, ISO 8601. reason: of a denial,
-    or the answer to a question."""
+    or the answer to a question. Version 1 had no sum."""
 
-    v: Literal[1] = 1
+    v: Literal[1, 2] = 2
     call: str
     binding: Digest
     decision: DecisionName
@@ -30,7 +29,7 @@ def decide(
 ) -> Decision:
     """The decision on what was asked: this one, or the one that was there first. Raises StoreFault."""
     made = Decision(call=asked.call_id, binding=asked.binding, decision=decision, by=by, at=at, reason=reason)
-    if archive.create(keys.decision(run, asked.call_id), canonical(made.model_dump(mode="json"))):
+    if archive.create(keys.decision(run, asked.call_id), made.data()):
         return made
     found = read_decision(archive, run, asked.call_id)
     assert found is not None, "created by somebody else, and never deleted"

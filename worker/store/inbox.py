@@ -13,18 +13,18 @@ from functools import partial
 from typing import Literal
 
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
-from worker.contract.events import MessageKind, canonical
-from worker.contract.task import Frozen
+from worker.contract.events import MessageKind
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.content import parsed
+from worker.store.content import Summed, parsed
 from worker.store.journal import Journal
 
 
-class Message(Frozen):
-    """n: its number, from 0. at: UTC, ISO 8601. text: what the model reads of a `message`, a reason otherwise."""
+class Message(Summed):
+    """n: its number, from 0. at: UTC, ISO 8601. text: what the model reads of a `message`, a reason otherwise.
+    Version 1 had no sum."""
 
-    v: Literal[1] = 1
+    v: Literal[1, 2] = 2
     n: int
     kind: MessageKind
     by: str
@@ -68,7 +68,7 @@ class _Numbered:
         """Raise ConflictFault when nothing may follow."""
 
     def _create(self, message: Message) -> bool:
-        return self._archive.create(self._key(message.n), canonical(message.model_dump(mode="json")))
+        return self._archive.create(self._key(message.n), message.data())
 
 
 class Inbox(_Numbered):

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
+from worker.contract.errors import IntegrityFault
 from worker.contract.events import Steered
 from worker.contract.run import Run
 from worker.contract.task import Task
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.decisions import Decision, read_decision
+from worker.store.deliveries import read_deliveries, read_reviews
 from worker.store.inbox import Control, Inbox, Message
 
 
@@ -92,3 +96,31 @@ def last_mail(archive: Archive, run: Run, batch: str, *, by: str, at: str) -> Ma
     Inbox(archive, run.id).end(run.inbox_seen, by=by, at=at)
     mail = read_mail(archive, run, batch)
     return replace(mail, inbox=mail.inbox[:-1])
+
+
+def mail_problems(archive: Archive, run: str) -> list[str]:
+    """One line for each message to the run, answer to it, delivery and review of it that is not what was written.
+    Raises StoreFault."""
+    calls = (key.rpartition("/")[2].removesuffix(".json") for key in archive.list(keys.decisions_folder(run)))
+    reads: list[Callable[[], object]] = [
+        Inbox(archive, run).read,
+        partial(read_deliveries, archive, run),
+        partial(read_reviews, archive, run),
+        *(partial(read_decision, archive, run, call) for call in calls),
+    ]
+    return _problems(reads)
+
+
+def control_problems(archive: Archive, batch: str) -> list[str]:
+    """The same of the messages to a batch."""
+    return _problems([Control(archive, batch).read])
+
+
+def _problems(reads: Sequence[Callable[[], object]]) -> list[str]:
+    found = []
+    for read in reads:
+        try:
+            read()
+        except IntegrityFault as fault:
+            found.append(fault.message)
+    return found
