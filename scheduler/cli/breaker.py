@@ -22,9 +22,9 @@ def breaker(
     reset: Annotated[bool, typer.Option("--reset", help="Count only what ends from now on.")] = False,
     json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
 ) -> None:
-    """Tell how many targets of a batch have failed, and whether no more of it is begun.
+    """Tell whether too many targets of a batch have failed.
 
-    What was skipped stays so; after a reset, dawn retry begins it anew. Exit code 7 while it is tripped.
+    Then nothing more of it is begun. What was skipped stays so; after a reset, dawn retry begins it anew. Exit code 7 while it is tripped.
     """
     from scheduler import runs, why
     from scheduler.cli import edge
