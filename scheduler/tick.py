@@ -20,7 +20,7 @@ from scheduler import windows
 from scheduler.backlog import Entry, Queue
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
-from scheduler.deliveries import LANE, Deliveries
+from scheduler.delivering import LANE, Deliveries
 from scheduler.ended import again_at
 from scheduler.firing import Firings
 from scheduler.plan import (
@@ -362,8 +362,9 @@ class Scheduler:
         delivered, where that is wanted."""
         sealed = [name for name, one in self._register.attended.items() if one.run.sealed is not None]
         if sealed:
-            ended = [name for name in sealed if not self._deliveries.takes(self._register.attended[name].run)]
-            self._archive.delete(keys.open_marker(name) for name in ended)
+            ones = [self._register.attended[name] for name in sealed]
+            done = [one.run.id for one in ones if not self._deliveries.takes(one.run, one.entry.task)]
+            self._archive.delete(keys.open_marker(name) for name in done)
             self._post.forget(sealed)
             for name in sealed:
                 self._register.leave(name)

@@ -362,8 +362,8 @@ class World:
     ) -> Run:
         """A sealed run whose patch makes f.txt that text. asked: words of `deliver`."""
         fields = {name: asked.pop(name) for name in ("target", "batch", "ordinal") if name in asked}
+        repo = Repo(url=self.remote.url, label="hello", **asked.pop("repo", {}))
         words = Deliver(**({"kind": "pr", "token": "FORGE"} | asked))
-        repo = Repo(url=self.remote.url, label="hello")
         usual: dict[str, Any] = {"batch": "night-1", "target": "hello", "prompt": "Say two", "model": "anthropic/x"}
         task = Task(run=run, repo=repo, deliver=words, v=3, **(usual | fields))
         journal = Journal(self.archive, run)

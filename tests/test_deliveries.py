@@ -11,6 +11,7 @@ from delivering import AT, ModelRemote, World
 
 from scheduler import reviews
 from scheduler.tick import Scheduler
+from scheduler.work import work_key
 from worker.contract.errors import ConflictFault
 from worker.contract.events import canonical, digest
 from worker.contract.run import Run
@@ -199,6 +200,31 @@ def test_a_retry_is_delivered_in_the_place_of_what_it_repeats(lane: Lane) -> Non
     lane.tick()
     assert [lane.tick(), lane.tick()] == [[], []]
     assert lane.open() == ["hello-2"]
+
+
+def test_the_same_work_is_not_delivered_twice(lane: Lane) -> None:
+    """Another batch came to another patch for the same work: it is told where the first one is, and no second is
+    opened unless somebody asks."""
+    locked = {"commit": lane.world.remote.start}
+    lane.sealed(repo=locked)
+    lane.tick()
+    lane.tick()
+    assert lane.work() == ["delivered"]
+    run = lane.sealed("hello-2", "one\ndrei\n", batch="night-2", repo=locked)
+    for name in ("hello-1", "hello-2"):
+        work = work_key(Journal(lane.world.archive, name).task())
+        assert work is not None
+        lane.world.archive.create(keys.work_marker(work, name), b"")
+    lane.world.hints.poke("submitted", 2)
+    assert [lane.tick(), lane.tick(), lane.tick()] == [[], [], []]
+    assert lane.open() == []
+    came = lane.world.fold("hello-2")
+    assert (came.state, came.url, "hello-1" in came.detail) == ("pr", lane.world.forge.rows[0].url, True)
+    hints: Any = lane.world.hints
+    reviews.ask(lane.world.archive, hints, Journal(lane.world.archive, "hello-2").task(), run, by="ann", at=AT)
+    lane.tick()
+    lane.tick()
+    assert (lane.work(), len(lane.world.forge.rows)) == (["delivered"], 2)
 
 
 def test_a_cancelled_batch_is_let_go(lane: Lane) -> None:

@@ -85,7 +85,7 @@ def test_the_default_keeps_the_patch_only() -> None:
 @given(st.lists(st.text(max_size=30), min_size=2, max_size=6, unique=True))
 def test_no_two_targets_share_a_branch(targets: list[str]) -> None:
     """A branch is a function of batch and target, and a name that git takes."""
-    names = [branch_of(Deliver(kind="pr"), task(target=target)) for target in targets]
+    names = [branch_of(task(target=target)) for target in targets]
     assert len(set(names)) == len(targets)
     for name in names:
         subprocess.run(["git", "check-ref-format", "--branch", name], check=True, capture_output=True)
@@ -93,9 +93,8 @@ def test_no_two_targets_share_a_branch(targets: list[str]) -> None:
 
 def test_a_retry_has_the_branch_of_its_target() -> None:
     """One target, one branch: the retry's patch goes where the earlier one went."""
-    asked = Deliver(kind="pr")
-    assert branch_of(asked, task(run="lib-1")) == branch_of(asked, task(run="lib-2", ordinal=1))
-    assert branch_of(asked, task()) != branch_of(asked, task(batch="night-2"))
+    assert branch_of(task(run="lib-1")) == branch_of(task(run="lib-2", ordinal=1))
+    assert branch_of(task()) != branch_of(task(batch="night-2"))
 
 
 def test_what_a_template_is_filled_with_is_no_template() -> None:

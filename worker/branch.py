@@ -57,7 +57,7 @@ class Branch:
     ) -> None:
         self._workspace, self._task, self._url, self._token = workspace, task, url, token
         self._cancel, self._may_act = cancel, may_act
-        self.name = branch_of(task.deliver or Deliver(), task)
+        self.name = branch_of(task)
 
     def build(self, station: Station, run: Run) -> Built:
         """Fetch, and make the commit."""

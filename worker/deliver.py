@@ -126,7 +126,7 @@ class _Delivery:
         return "failed"
 
     def _deliver(self) -> str:
-        url, name = self.task.repo.url, branch_of(self.asked, self.task)
+        url, name = self.task.repo.url, branch_of(self.task)
         if url is None:
             raise Refused("the repository is a local one: there is nowhere to push, dawn diff has the patch")
         token = self._token()

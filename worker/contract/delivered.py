@@ -148,10 +148,10 @@ def wants_delivery(task: Task) -> bool:
     return task.deliver is not None and task.deliver.kind != "patch"
 
 
-def branch_of(deliver: Deliver, task: Task) -> str:
+def branch_of(task: Task) -> str:
     """The branch of the task's target."""
     words = words_of(task)
-    return filled(deliver.branch, {name: words[name] for name in BRANCH_WORDS})
+    return filled((task.deliver or Deliver()).branch, {name: words[name] for name in BRANCH_WORDS})
 
 
 def words_of(task: Task) -> dict[str, str]:
