@@ -272,7 +272,7 @@ class Sealed(Frozen):
     artifacts: dict[str, Digest] = {}
     detail: str = ""
     damaged: int | None = None
-    reused: str = later("")
+    reused: str | None = later(None)
     contradictions: tuple[Contradiction, ...] = later(())
 
 
