@@ -119,14 +119,19 @@ class Manifest(Frozen):
     """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`,
     and all of it together by `budget`.
 
-    name: what its batches are called. targets: repositories, and files, folders and earlier batches that list them.
-    exclude: patterns such as `*/legacy-*`; a target whose repository or id one fits is left out. max_targets: more
-    than so many are refused. task: what is asked of each. environment: where it is done. checks: commands that exit
-    with 0 when it is done, as a command or `name=command`. limits: of one run. policy: calls that are allowed, asked
-    about or denied. on_ask: what a call that needs a person does. tools: the task's own, beside ours. labels: words
-    to select runs by. deliver: how far a patch goes: kept, to a branch, or to a pull request. candidates: how
-    many runs of each target begin, of which the best stands. window: the hours in which it may work. schedule: when
-    a batch of it is submitted (dawn schedule add). start_at: before when no run begins, with its zone.
+    version: of what may stand in a manifest. name: what its batches are called. targets: repositories, and files,
+    folders and earlier batches that list them. exclude: patterns such as `*/legacy-*`; a target whose repository or
+    id one fits is left out. max_targets: more than so many are refused. task: what is asked of each. environment:
+    where it is done. checks: commands that exit with 0 when it is done, as a command or `name=command`. baseline:
+    whether they must be green on the untouched start (required), may be red there (record), or are not run there
+    (off). guards: what a patch may not do. limits: of one run. budget: of all runs together. policy: calls that are
+    allowed, asked about or denied. on_ask: what a call that needs a person does. tools: the task's own, beside ours.
+    labels: words to select runs by. deliver: how far a patch goes: kept, to a branch, or to a pull request.
+    candidates: how many runs of each target begin, of which the best stands. window: the hours in which it may work.
+    schedule: when a batch of it is submitted (dawn schedule add). start_at: before when no run begins, with its zone.
+    notify: who hears of it. waves: how many targets begin first, and then, as numbers, shares like 25%, and rest;
+    true for the usual ones. breaker: when no more of them begin. weight: turns at free slots for one of another
+    batch. parallel, max_per_repo: how many runs are worked on at a time, of the batch and of one repository.
     """
 
     version: Literal[1]

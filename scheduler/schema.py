@@ -26,7 +26,7 @@ def _describe(noun: dict[str, Any]) -> None:
     if not properties or not text:
         return
     name = "|".join(sorted(properties, key=len, reverse=True))
-    head, *parts = re.split(rf"(?:^|(?<=\. ))((?:{name})(?:, (?:{name}))*): ", text)
+    head, *parts = re.split(rf"(?:^|(?<=\. ))((?:{name})(?:, (?:{name}))*)(?: \([^()]*\))?: ", text)
     for names, told in zip(parts[::2], parts[1::2], strict=True):
         for one in names.split(", "):
             properties[one].setdefault("description", told.strip())

@@ -57,6 +57,19 @@ environment:
 limits: {steps: 50, working_time_s: 1800, cost_usd: 1}
 budget: {usd: 10, on_limit: pause}
 
+# What a patch may not do; workflows of the repository's own CI are protected without a word.
+#guards: {max_files: 50, max_lines: 2000}
+
+# A few targets first, then a quarter, then the rest; no more of them once too many have failed.
+#waves: [3, 25%, rest]
+#breaker: {failure_rate: 0.3, min_runs: 5}
+
+# Runs pause at a committed step when the window closes, and go on when it opens again.
+#window: {open: "22:00", close: "06:00", zone: Europe/Berlin}
+
+# How far a patch goes: patch keeps it here. Others: branch, draft_pr, pr.
+#deliver: {kind: patch, when: verified}
+
 # A call that the policy asks about waits for a person: dawn approve, dawn deny.
 on_ask: park
 #labels: [team=web]

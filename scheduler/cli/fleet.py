@@ -46,7 +46,10 @@ def validate(
     file: Annotated[str, typer.Argument(help="A manifest in YAML.")],
     json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
 ) -> None:
-    """Tell every mistake of a manifest at once, offline; exit code 3 when there is one."""
+    """Tell every mistake of a manifest at once, offline.
+
+    Exit code 3 when there is one.
+    """
     from pathlib import Path
 
     from scheduler.cli import edge
