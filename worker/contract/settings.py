@@ -56,7 +56,8 @@ class Settings(BaseSettings):
     day_budget_usd: what all runs of the deployment may spend on models in one day (UTC); None for no bound.
     prices: a file of prices that go before the table we bring (worker/models/prices.py).
     deliver: workers also take the lane `deliver`: for those that hold the tokens of forges, as `DAWN_SECRET_<NAME>`.
-    reports_dir: where the scheduler puts the files that `notify` of manifests asks for; None for `<state_dir>/reports`.
+    reports_dir: where the scheduler puts the files that `notify` of manifests asks for; None for
+    `<state_dir>/reports`.
     """
 
     model_config = SettingsConfigDict(
