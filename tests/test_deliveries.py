@@ -10,6 +10,7 @@ import pytest
 from delivering import AT, ModelRemote, World
 
 from scheduler import reviews
+from scheduler.gc import collect
 from scheduler.tick import Scheduler
 from scheduler.work import work_key
 from worker.contract.errors import ConflictFault
@@ -17,7 +18,7 @@ from worker.contract.events import canonical, digest
 from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.store import keys
-from worker.store.deliveries import read_after
+from worker.store.deliveries import mark, marks, read_after
 from worker.store.hints import WorkerOffer
 from worker.store.inbox import Control
 from worker.store.journal import Journal
@@ -245,6 +246,16 @@ def test_records_that_cannot_be_read_hide_no_other_run(lane: Lane) -> None:
     lane.tick()
     assert lane.tick() == ["hello-2"]
     assert lane.open() == ["hello-2"]
+
+
+def test_marks_of_past_days_are_garbage(lane: Lane) -> None:
+    """gc removes them with those of the days."""
+    mark(lane.world.archive, "hello-1", "FORGE", "2026-10-01T02:00:00+00:00")
+    mark(lane.world.archive, "hello-2", "FORGE", AT)
+    archive: Any = lane.world.archive
+    garbage = collect(archive, keep_s=7 * 86400, now=lane.now, dry_run=False)
+    assert garbage.found["day markers"] == ["pushed/2026-10-01T02/"]
+    assert [one.run for one in marks(archive, lane.now)] == ["hello-2"]
 
 
 def test_a_word_is_on_the_patch_that_was_shown(lane: Lane) -> None:

@@ -117,6 +117,8 @@ def test_what_a_template_is_filled_with_is_no_template() -> None:
         ("approved", sealed(), "stale", False, "review"),
         ("approved", sealed(), "approved", False, "ready"),
         ("approved", sealed("failed", None), "pending", False, "never"),
+        ("verified", sealed().model_copy(update={"parent": "lib-0"}), "pending", False, "never"),
+        ("verified", sealed().model_copy(update={"parent": "lib-0"}), "pending", True, "ready"),
     ],
 )
 def test_when_a_patch_is_delivered(when: Any, run: Run, review: Any, asked: bool, expected: str) -> None:

@@ -131,7 +131,7 @@ def readiness(deliver: Deliver, run: Run, review: ReviewState, *, asked: bool = 
         return "never"
     if asked or review == "approved":
         return "ready"
-    if sealed.outcome != "changed":
+    if sealed.outcome != "changed" or run.parent:  # a fork is somebody's try, who may ask
         return "never"
     if deliver.when == "approved":
         return "review"
