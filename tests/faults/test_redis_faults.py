@@ -410,8 +410,8 @@ def test_an_urgent_run_takes_the_next_slot(office: Office, make_run: Make) -> No
 
 
 def test_a_run_is_started_when_it_is_due_and_not_before(fleet: Fleet) -> None:
-    """F26, as far as there are due times today: a run that was given back until a time is claimed once, at that time;
-    doorbells before it do nothing, nor does the death of a worker that took one."""
+    """F26: a run that was given back until a time is claimed once, at that time; doorbells before it do nothing, nor
+    does the death of a worker that took one."""
     run, due = fleet.new(), datetime.now(UTC) + timedelta(seconds=VISIBILITY_S + 1)
     fleet.hints.claim(f"run:{run}", "the attempt before", ttl_s=60)
     fleet.submit(run=run)
