@@ -26,7 +26,7 @@ from scheduler.retry import complete
 from scheduler.runs import Found, View, find, runs_in, standing
 from scheduler.stack import Stack, connected
 from scheduler.why import behind
-from worker.contract.errors import ExitCode, HintsFault, InvalidFault, StoreFault
+from worker.contract.errors import ExitCode, HintsFault, InvalidFault, NotFoundFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.model_name import ModelName, parse_model_name
 from worker.contract.run import Run
@@ -243,10 +243,14 @@ def _await_reports(batches: Sequence[Batch], archive: Archive, pressed: Interrup
 
 
 def _tasks(batches: Sequence[Batch], archive: Archive) -> dict[str, Task]:
-    """Of all runs of the batches, what was added since with it."""
-    known = {task.run: task for batch in batches for task in batch.tasks}
+    """Of all runs of the batches that are written, what was added since with it."""
+    tasks = {task.run: task for batch in batches for task in batch.tasks}
     runs = [run for batch in batches for run in runs_in(archive, Found("batch", batch.id))]
-    return {run: known.get(run) or Journal(archive, run).task() for run in runs}
+    for run in runs:
+        if run not in tasks:
+            with suppress(NotFoundFault):  # announced at this moment
+                tasks[run] = Journal(archive, run).task()
+    return {run: tasks[run] for run in runs if run in tasks}
 
 
 def _works(run: Run) -> bool:

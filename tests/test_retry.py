@@ -12,6 +12,7 @@ from runs_made import AT, claimed, ended
 
 from scheduler.cli.main import run as dawn
 from scheduler.enqueue import Batch, freeze, submit
+from scheduler.launch import _tasks
 from scheduler.reading import parse
 from scheduler.retry import Wish, complete, retry, wishes
 from scheduler.runs import Found, runs_in, standing, views
@@ -328,3 +329,12 @@ def test_a_verdict_of_a_failed_run_makes_it_no_success(make_run: Make, archive: 
     [view] = views(archive, [run.id]).found
     assert Selection(states=("failed",)).matches(view)
     assert Selection(states=("verified",)).matches(view)
+
+
+def test_who_watches_a_batch_sees_what_was_added_and_written(archive: Archive) -> None:
+    """A retry whose run is not there yet is none to wait for."""
+    one = made(archive, (INFRA, INFRA))
+    again(archive, one)
+    [_, first, _, second] = runs_in(archive, Found("batch", one.id))
+    archive.delete([keys.task(second), keys.segment(second, 0)])
+    assert list(_tasks([one], archive)) == [one.tasks[0].run, first, one.tasks[1].run]
