@@ -17,7 +17,7 @@ import redis
 from proxies import TcpProxy
 
 from worker.contract.errors import HintsFault
-from worker.store.doorbell import LANES, TASK, celery_app, ring
+from worker.store.doorbell import DELIVER, LANES, TASK, celery_app, ring
 
 if TYPE_CHECKING:
     from tests.conftest import Server
@@ -98,6 +98,16 @@ def test_a_message_says_no_more_than_the_run(redis_url: str) -> None:
         message = json.loads(client.lindex("interactive", 0))  # type: ignore[arg-type]
     assert message["content-type"] == "application/json"
     assert json.loads(base64.b64decode(message["body"]))[:2] == [[], {"run_id": "r1"}]
+
+
+def test_a_delivery_is_a_task_of_its_own(redis_url: str) -> None:
+    """In the lane `deliver`, and in no other."""
+    app, named = celery_app(redis_url), dict[str, str]()
+    for lane in LANES:
+        ring(app, "r1", lane)
+        with redis.Redis.from_url(redis_url) as client:
+            named[lane] = json.loads(client.lindex(lane, 0))["headers"]["task"]  # type: ignore[arg-type]
+    assert named == {lane: DELIVER if lane == "deliver" else TASK for lane in LANES}
 
 
 def test_nothing_is_reserved_behind_a_busy_worker(redis_url: str, worker: Any, wait_until: WaitUntil) -> None:
