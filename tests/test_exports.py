@@ -52,6 +52,7 @@ from worker.contract.run import Run, fold
 from worker.contract.task import Repo, Task
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.bundle import Bundle
 from worker.store.journal import Journal
 from worker.store.mail import Mail
 
@@ -135,6 +136,26 @@ def test_one_prediction_a_target(archive: Archive, make_run: Make, capfdbinary: 
         make_run(name, claimed(), *end, ordinal=number, candidates=2)
     [line] = exported("swebench", "cart-0", "cart-1", capfdbinary=capfdbinary).splitlines()
     assert json.loads(line)["model_patch"] == "patch 1"
+
+
+def test_a_reused_run_shows_the_patch_of_the_other(
+    archive: Archive, make_run: Make, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Its own record has none. A bundle of it holds both runs, and proves that."""
+    patch = Journal(archive, "first").put_blob(PATCH)
+    make_run("first", claimed(), *ended(verdict="verified", artifacts={"patch.diff": patch}))
+    make_run("again", Sealed(outcome="reused", verdict="verified", reused="first"), target="again")
+    archive.delete([keys.open_marker("first"), keys.open_marker("again")])
+    [line] = exported("swebench", "again", capfdbinary=capfdbinary).splitlines()
+    assert json.loads(line)["model_patch"].encode() == PATCH
+    assert dawn(["export", "again", "--format", "patches", "--out", "set"]) == 0
+    [entry] = json.loads(Path("set/manifest.json").read_bytes())["patches"]
+    assert (entry["run"], entry["made_by"]) == ("again", "first")
+    [told] = exported("jsonl", "again", capfdbinary=capfdbinary).splitlines()
+    assert json.loads(told)["reused"] == "first"
+    assert dawn(["export", "again", "--format", "bundle", "--out", "b.tar"]) == 0
+    assert sorted(Bundle("bundle:b.tar").folders("runs/")) == ["again", "first"]
+    assert dawn(["verify", "b.tar"]) == 0
 
 
 def test_a_patch_that_is_no_text_fits_no_prediction(archive: Archive, make_run: Make) -> None:

@@ -1,5 +1,5 @@
-"""Owns which objects a sealed bundle is made of: all of the runs, of the runs they were forked from, of their batches
-and environments. Refuses a run that has not ended, whose journal would go on in two places.
+"""Owns which objects a sealed bundle is made of: all of the runs, of those they were forked from or whose work they
+reused, of their batches and environments. Refuses a run that has not ended, whose journal would go on in two places.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ def index(archive: Archive, roots: Sequence[Root], runs: Iterable[str], *, image
     images: with the container images that no registry has. Raises ConflictFault for a run that has not ended, and
     StoreFault.
     """
-    picked = _Picked()
-    for run in dict.fromkeys(name for asked in runs for name in (asked, *_ancestors(archive, asked))):
-        _pick(archive, run, picked)
+    picked, todo = _Picked(), list(runs)
+    while todo:
+        run = todo.pop()
+        if f"runs/{run}/" not in picked.folders:
+            todo += [*_ancestors(archive, run), *_pick(archive, run, picked)]
     found = {key for folder in picked.folders for key in archive.list(folder) if CACHES not in key}
     found |= {key for key in (*picked.objects, *(picked.images if images else ())) if archive.size(key) is not None}
     return Index(
@@ -59,8 +61,8 @@ def _ancestors(archive: Archive, run: str) -> list[str]:
         return []
 
 
-def _pick(archive: Archive, run: str, picked: _Picked) -> None:
-    """What a run consists of, as far as it can be read."""
+def _pick(archive: Archive, run: str, picked: _Picked) -> list[str]:
+    """What a run consists of, as far as it can be read. Returns the run whose work it reused, if any."""
     journal, folded = Journal(archive, run), Run(id=run)
     picked.folders.add(f"runs/{run}/")
     try:
@@ -73,9 +75,10 @@ def _pick(archive: Archive, run: str, picked: _Picked) -> None:
             if isinstance(record.event, Prepared):
                 _pick_environment(archive, record.event.environment_key, picked)
     except (IntegrityFault, NotFoundFault, VersionFault):
-        return
+        return []
     if folded.sealed is None:
         raise ConflictFault(f"run {run} has not ended", hint=f"wait for it, or end it: dawn cancel {run}")
+    return [folded.sealed.reused] if folded.sealed.reused else []
 
 
 def _pick_environment(archive: Archive, key: str, picked: _Picked) -> None:

@@ -57,13 +57,23 @@ def choose(archive: Archive, words: Sequence[str], *, damaged: bool) -> Chosen:
     return Chosen(archive, roots, runs, seen.found, notes)
 
 
-def patch_of(archive: Archive, view: View) -> bytes:
-    """The patch of a run, b"" when it has none. Raises IntegrityFault when it is not what its seal names."""
-    sealed = view.run.sealed
-    if sealed is None or PATCH not in sealed.artifacts:
+def maker(archive: Archive, run: Run) -> Run:
+    """Whose patch a run shows: its own, or that of the run whose work it reused. Raises IntegrityFault when that one
+    is gone or damaged."""
+    if run.sealed is None or not run.sealed.reused:
+        return run
+    try:
+        return maker(archive, Journal(archive, run.sealed.reused).load())
+    except NotFoundFault as fault:
+        raise IntegrityFault(f"run {run.sealed.reused}, whose work {run.id} reused, is gone") from fault
+
+
+def patch_of(archive: Archive, run: Run) -> bytes:
+    """The patch that a run made, b"" when there is none. Raises IntegrityFault when it is not what its seal names."""
+    if run.sealed is None or PATCH not in run.sealed.artifacts:
         return b""
     try:
-        return Journal(archive, view.task.run).get_blob(sealed.artifacts[PATCH], max_bytes=PATCH_BYTES)
+        return Journal(archive, run.id).get_blob(run.sealed.artifacts[PATCH], max_bytes=PATCH_BYTES)
     except NotFoundFault as fault:
         raise IntegrityFault(fault.message) from fault
 

@@ -57,6 +57,7 @@ class RunLine(Frozen):
     verdict: str | None
     failure: str | None
     detail: str
+    reused: str | None
     checks: tuple[CheckLine, ...]
     patch: PatchLine | None
     steps: int
@@ -83,6 +84,7 @@ def line_of(view: View) -> RunLine:
         commit=run.prepared.commit if run.prepared else None,
         model=task.model,
         labels=task.labels,
+        reused=(run.sealed.reused or None) if run.sealed else None,
         checks=tuple(_checks(view)),
         patch=_patch(view),
         last_words=run.finished.text if run.finished else "",

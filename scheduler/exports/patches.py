@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from scheduler.exports.chosen import Chosen, patch_of
+from scheduler.exports.chosen import Chosen, maker, patch_of
 from scheduler.exports.words import encoded
 from worker.contract.events import digest
 
@@ -22,17 +22,19 @@ def files(chosen: Chosen) -> Iterator[tuple[str, bytes]]:
     listed: list[dict[str, Any]] = []
     taken: set[str] = set()
     for view in chosen.standing:
-        patch = patch_of(chosen.archive, view)
+        made_by = maker(chosen.archive, view.run)
+        patch = patch_of(chosen.archive, made_by)
         if not patch:
             continue
         name = _free(safe(view.task.target), view.task.run, taken)
-        sealed, prepared = view.run.sealed, view.run.prepared
+        sealed, prepared = view.run.sealed, made_by.prepared
         listed.append(
             {
                 "file": name,
                 "sha256": digest(patch),
                 "bytes": len(patch),
                 "run": view.task.run,
+                "made_by": made_by.id,
                 "target": view.task.target,
                 "url": view.task.repo.url,
                 "commit": prepared.commit if prepared else None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scheduler.exports.chosen import Chosen, patch_of
+from scheduler.exports.chosen import Chosen, maker, patch_of
 from scheduler.exports.words import encoded
 from worker.contract.errors import InvalidFault
 
@@ -16,7 +16,7 @@ def lines(chosen: Chosen) -> Iterator[bytes]:
     counts as not solved."""
     for view in chosen.standing:
         try:
-            patch = patch_of(chosen.archive, view).decode()
+            patch = patch_of(chosen.archive, maker(chosen.archive, view.run)).decode()
         except UnicodeDecodeError:
             raise InvalidFault(
                 f"the patch of run {view.task.run} is not UTF-8 and fits no prediction",
