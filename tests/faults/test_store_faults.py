@@ -597,9 +597,8 @@ def test_a_batch_of_many_pages_is_whole(
     direct = S3Archive(bucket.url, store)
     environment(bucket, monkeypatch, tmp_path)
     urls = [f"https://git.example.org/r{n}" for n in range(count)]
-    text = json.dumps(
-        {"version": 1, "name": "n", "targets": [{"repo": u} for u in urls], "task": {"commands": ["x"]}}
-    )
+    many = {"targets": [{"repo": u} for u in urls], "max_targets": count}
+    text = json.dumps({"version": 1, "name": "n", "task": {"commands": ["x"]}} | many)
     batch = freeze(parse(text, "m", tmp_path, Limits()), [Repo(url=u, label=u[24:]) for u in urls])
     cut_off = replace(batch, tasks=batch.tasks[: count // 2])
     assert submit(cut_off, direct, by="ann", at=utc_now()) == count // 2
