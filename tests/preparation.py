@@ -19,11 +19,12 @@ from worker.contract.task import Check, Environment, Limits, Repo, Task
 from worker.environments import Prepared, restore_chain
 from worker.prepare import prepare
 from worker.publish import Patch, make_patch
+from worker.room import apply
 from worker.sandbox.protocol import Sandbox
 from worker.sandbox.workspace import DockerWorkspace
 from worker.store import keys
 from worker.store.local import LocalArchive
-from worker.verdict import apply, measure
+from worker.verdict import measure
 
 LIMITS = Limits(memory_bytes=512 * 2**20, tmpfs_bytes=128 * 2**20)
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nights import LIMITS, Night, types
+from nights import FIX, LIMITS, Night, types
 from sandboxes import ARCHIVE
 
 from worker import attempt
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault, FencedFault, StoreFault
-from worker.contract.events import Claimed, Observed, Replied, Sealed
+from worker.contract.events import Claimed, Failure, Observed, Replied, Sealed
+from worker.contract.guards import Guards
 from worker.contract.redact import Redactor
 from worker.contract.script import parse_script
 from worker.contract.task import Check, Environment, Task
@@ -101,6 +102,45 @@ def test_red_checks_are_fed_back_at_most_twice(night: Night) -> None:
     sealed = journal.load().sealed
     assert sealed is not None
     assert (sealed.outcome, sealed.verdict) == ("changed", "still_failing")
+
+
+def test_what_a_patch_may_not_do_is_told_once_and_then_ends_the_run(night: Night) -> None:
+    """Green checks, a patch over its guards: the model reads it once; when it leaves it so, the run is refused, and
+    patch and verdict are kept. What it claims against the evidence stands in the seal."""
+    journal = night.submit(
+        script=f"{FIX}- text: I updated other.py. All tests pass.",
+        guards=Guards(protected=("answer.txt",), max_files=3),
+    )
+    night.work()
+    run = journal.load()
+    assert types(journal).count("fed_back") == 1
+    assert run.sealed is not None
+    assert (run.sealed.outcome, run.sealed.verdict) == ("failed", "verified")
+    assert run.sealed.failure == Failure(cls="refused", reason="guard", detail="answer.txt is protected (answer.txt)")
+    assert "patch.diff" in run.sealed.artifacts
+    assert [one.evidence for one in run.sealed.contradictions] == ["the patch does not change other.py"]
+    assert "does not change other.py" in journal.get_blob(run.sealed.artifacts["summary.md"]).decode()
+    assert journal.verify() == []
+
+
+def test_calls_with_the_network_are_on_record_before_they_start(night: Night) -> None:
+    """network full: commands and checks have the engine's bridge, each as a call outside; file tools have not."""
+    links = "ls /sys/class/net"
+    script = f"""
+- calls:
+    - {{tool: run_command, arguments: {{command: '{links}'}}}}
+    - {{tool: write_file, arguments: {{path: note, content: x}}}}
+    - {{tool: run_checks, arguments: {{}}}}
+- text: Done.
+"""
+    checks = (Check(name="net", command=f"{links} | grep -qv lo"),)
+    journal = night.submit(script=script, environment=Environment(image="python", network="full"), checks=checks)
+    night.work()
+    told = [record.event.type for record, _ in journal.read()]
+    assert told[told.index("replied") :][:6] == ["replied", "called", "observed", "observed", "called", "observed"]
+    sealed = journal.load().sealed
+    assert sealed is not None
+    assert (sealed.outcome, sealed.verdict) == ("changed", "verified")
 
 
 def test_a_step_limit_seals_the_partial_work(night: Night) -> None:

@@ -304,3 +304,18 @@ def test_a_moving_branch_is_another_environment(
     assert (first.environment.commit == moved, second.environment.commit == moved) == (False, True)
     short = bench.prepare(bench.task(private_repo(private, secret="FORGE", ref=moved[:10])))
     assert short.environment.commit == moved
+
+
+@pytest.mark.docker
+def test_a_start_that_must_be_green_is_refused_where_it_is_not(bench: Bench, source: Path) -> None:
+    """baseline required: red on the untouched start ends the run before a model is paid; off: nothing is run; record,
+    as without a word: measured, and it may be red."""
+    task = bench.task(bench.repo(source), ok="true", broken="exit 3")
+    with pytest.raises(EnvironmentFault, match="the untouched start is not green: check 'broken' is red") as caught:
+        bench.prepare(task.model_copy(update={"baseline": "required"}))
+    assert caught.value.reason == "check"
+    assert bench.prepare(task.model_copy(update={"baseline": "off"})).baseline is None
+    for policy in (None, "record"):
+        measured = bench.prepare(task.model_copy(update={"baseline": policy})).baseline
+        assert measured is not None
+        assert [check.status for check in measured.checks] == ["green", "red"]

@@ -18,8 +18,9 @@ from worker.contract.errors import EngineFault
 from worker.contract.events import CheckResult, Compared, PatchStat, VerdictName
 from worker.contract.results import Colour as EndOfTest
 from worker.publish import Patch
+from worker.room import apply
 from worker.sandbox.protocol import Command, Output, Result, Workspace
-from worker.verdict import WORST_FIRST, apply, classify, differing, unlike
+from worker.verdict import WORST_FIRST, classify, differing, unlike
 
 NO_PATCH = Patch({}, PatchStat())
 
@@ -243,6 +244,32 @@ def test_a_report_of_another_run_tells_nothing(bench: Bench, reporting: Path) ->
     verdict = bench.verdict(task, prepared, patch)
     assert (verdict.verdict, verdict.tests, verdict.matrix) == ("verified", (), None)
     assert [check.reported for check in verdict.checks] == [None]
+
+
+@pytest.mark.docker
+def test_setup_runs_anew_on_a_patch_that_changes_dependencies(bench: Bench, source: Path) -> None:
+    """Only then, and where it was asked for: in the task's own image, on base plus patch, with nothing of the first
+    setup left in image, work tree or HOME. One that fails with the patch is the patch's fault."""
+    (source / "requirements.txt").write_text("one\n")
+    commit_all(source)
+    setup = """! grep -q broken requirements.txt || { echo no such thing; exit 9; }
+    cat requirements.txt >>/opt/installed; cat requirements.txt >>~/installed; touch "of-$(cat requirements.txt)" """
+    clean = "test $(cat /opt/installed) = two && test $(cat ~/installed) = two && test ! -e of-one && test -e of-two"
+    never = bench.task(bench.repo(source), setup=setup, clean=f"{clean} && test $(cat requirements.txt) = two")
+    environment = never.environment.model_copy(update={"resetup": "on_change"})
+    asked = never.model_copy(update={"environment": environment})
+    prepared, patch = bench.edited(asked, "echo two >requirements.txt")
+    assert bench.verdict(never, prepared, patch).verdict == "still_failing"
+    verdict = bench.verdict(asked, prepared, patch)
+    assert verdict.verdict == "verified", verdict.checks
+    assert verdict.patch.notes == ("setup ran anew for the checks, because requirements.txt changed",)
+    _, other = bench.edited(asked, "echo more >>f.txt")
+    assert bench.verdict(asked, prepared, other).patch.notes == ()
+    _, broken = bench.edited(asked, "echo broken >requirements.txt")
+    [check] = bench.verdict(asked, prepared, broken).checks
+    assert check.status == "red"
+    assert check.tail.startswith("with the patch, setup ended with exit code 9")
+    assert "no such thing" in check.tail
 
 
 def ran(**tests: dict[str, EndOfTest]) -> list[Ran]:

@@ -62,7 +62,8 @@ def _run(
 ) -> Ran:
     if check.junit is not None:
         workspace.put(MARK, [b""])
-    command = replace(shell(check.command, task.repo.path, task.limits.check_timeout_s), proven=True)
+    command = shell(check.command, task.repo.path, task.limits.check_timeout_s)
+    command = replace(command, proven=True, network=task.environment.networked)
     result = workspace.run(command, cancel=cancel)
     output = result.output.path
     try:

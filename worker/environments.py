@@ -143,4 +143,5 @@ def checks_digest(task: Task) -> str:
     """What a baseline is kept under: the checks and all limits that can change how they end."""
     limits = task.limits.model_dump(include={"check_timeout_s", "memory_bytes", "pids", "cpus", "tmpfs_bytes"})
     checks = [check.model_dump() for check in task.checks]
-    return digest(canonical({"checks": checks, "limits": limits, "path": task.repo.path}))
+    network = {"network": "full"} if task.environment.networked else {}
+    return digest(canonical({"checks": checks, "limits": limits, "path": task.repo.path} | network))

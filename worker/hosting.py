@@ -233,6 +233,7 @@ class AttemptHost:
             path=self._task.repo.path,
             plan=self.run.plan,
             read_output=self._kept_output,
+            network=self._task.environment.networked,
         )
 
     def _kept_output(self, call_id: str) -> bytes | None:

@@ -63,6 +63,25 @@ def prepare(
     return _Preparation(task, archive, sandbox, owner, redactor, secret, cancel, store_images).run(baseline)
 
 
+def set_up(task: Task, workspace: Workspace, tag: str, *, redactor: Redactor, cancel: Cancel) -> str:
+    """Run the setup script as root with network; the id of the image its file system became.
+
+    Raises EnvironmentFault("setup") with the end of what it wrote, Cancelled."""
+    command = shell(task.environment.setup or "", task.repo.path, task.limits.setup_timeout_s)
+    try:
+        result, image = workspace.commit_image(replace(command, root=True, network=True), tag=tag, cancel=cancel)
+    except InvalidFault as fault:
+        raise EnvironmentFault("setup", fault.message, hint=fault.hint) from fault
+    try:
+        if result.cancelled:
+            raise Cancelled(cancel.reason)
+        if not image:
+            raise EnvironmentFault("setup", f"setup {_ending(result)}: {_said(result, redactor)}")
+    finally:
+        result.output.path.unlink(missing_ok=True)
+    return image
+
+
 @dataclass(frozen=True)
 class _Built:
     """A workspace that is ready to be stored. fetched: the answer of repository.py."""
@@ -144,7 +163,7 @@ class _Preparation:
         setup_tag = f"{SETUP_IMAGE}:{key[:TAG_DIGITS]}" if self.task.environment.setup else None
         image = image_id
         if setup_tag:
-            image = self._set_up(workspace, setup_tag)
+            image = set_up(self.task, workspace, setup_tag, redactor=self.redactor, cancel=self.cancel)
             self._ask(workspace, {"op": "prove", "print": fetched["print"]}, limits.setup_timeout_s, fetches=False)
         workspace.own()
         if setup_tag:
@@ -158,24 +177,6 @@ class _Preparation:
             yield from self.archive.chunks(keys.source(name))
         except NotFoundFault as fault:
             raise EnvironmentFault("repository", f"the packed source {name[:12]} is not in the archive") from fault
-
-    def _set_up(self, workspace: Workspace, tag: str) -> str:
-        """Run the setup script as root with network; the id of the image its file system became."""
-        script = self.task.environment.setup or ""
-        command = shell(script, self.task.repo.path, self.task.limits.setup_timeout_s)
-        command = replace(command, root=True, network=True)
-        try:
-            result, image = workspace.commit_image(command, tag=tag, cancel=self.cancel)
-        except InvalidFault as fault:
-            raise EnvironmentFault("setup", fault.message, hint=fault.hint) from fault
-        try:
-            if result.cancelled:
-                raise Cancelled(self.cancel.reason)
-            if not image:
-                raise EnvironmentFault("setup", f"setup {_ending(result)}: {self._said(result)}")
-        finally:
-            result.output.path.unlink(missing_ok=True)
-        return image
 
     def _store(self, workspace: Workspace, key: str, built: _Built) -> tuple[PreparedEnvironment, str]:
         """Upload level 0, then env.json; whoever made that first is who everybody takes it from."""
@@ -276,14 +277,15 @@ class _Preparation:
             message = self.redactor.text(problem.message)
             raise EnvironmentFault(reason, message, hint=self.redactor.text(problem.hint)) from None
 
-    def _said(self, result: Result) -> str:
-        """The end of what setup wrote, masked."""
-        with result.output.path.open("rb") as stream:
-            text = self.redactor.text("\n".join(deque(lines(stream), maxlen=SAID_LINES)))
-        return clip_start(text, SAID_BYTES).strip() or "it wrote nothing"
-
     def _workspace(self, role: Role, image: str) -> AbstractContextManager[Workspace]:
         return self.sandbox.workspace(replace(self.owner, role=role), image, self.task.limits)
+
+
+def _said(result: Result, redactor: Redactor) -> str:
+    """The end of what setup wrote, masked."""
+    with result.output.path.open("rb") as stream:
+        text = redactor.text("\n".join(deque(lines(stream), maxlen=SAID_LINES)))
+    return clip_start(text, SAID_BYTES).strip() or "it wrote nothing"
 
 
 def _ending(result: Result) -> str:

@@ -9,36 +9,30 @@ another colour than the baseline's is unstable by itself, because nothing differ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
-from worker.checks import Ran, run_checks
+from worker.checks import Ran
 from worker.contract.cancel import Cancel
 from worker.contract.difftext import files_of
 from worker.contract.environment import Baseline
-from worker.contract.errors import EngineFault, IntegrityFault
-from worker.contract.events import CheckResult, Compared, Digest, Verdict, VerdictName, canonical
+from worker.contract.events import CheckResult, Compared, Verdict, VerdictName, canonical
 from worker.contract.guards import Guards, Seen, hits
 from worker.contract.matrix import Tests, changed_colour, compare, compared, matrix
 from worker.contract.redact import Redactor
 from worker.contract.results import Kind
 from worker.contract.run import Run
 from worker.contract.task import Task
-from worker.environments import Prepared, restore_chain
+from worker.environments import Prepared
 from worker.publish import Patch, make_patch
+from worker.room import PutData, Room
 from worker.sandbox.protocol import Owner, Sandbox, Workspace
 from worker.store.archive import Archive
-from worker.toolbox import ToolboxProblem, ask
 
-APPLY_TIMEOUT_S: Final = 300
 WORST_FIRST: Final[tuple[VerdictName, ...]] = ("broke", "flaky", "still_failing", "verified")
 _OF_TESTS: Final[tuple[Literal["broke", "flaky"], ...]] = ("broke", "flaky")
 """Kinds of a test that are the verdict's own words, and count as much there."""
-
-PutData = Callable[[bytes | Path], Digest]
 
 
 def measure(
@@ -62,7 +56,7 @@ def measure(
     EngineFault, and IntegrityFault when the patch does not apply to its own base.
     """
     began = time.monotonic()
-    room = _Room(task, prepared, patch, archive, sandbox, replace(owner, role="verdict"), put_blob, redactor, cancel)
+    room = Room(task, prepared, patch, archive, sandbox, replace(owner, role="verdict"), put_blob, redactor, cancel)
     baseline = prepared.baseline or Baseline(checks=())
     first = room.run([check.name for check in task.checks])
     second = () if patch.empty else room.run(unlike(baseline, first))
@@ -76,7 +70,7 @@ def measure(
         baseline=before,
         tests=tests,
         matrix=put_blob(canonical(matrix(rows))) if rows else None,
-        patch=patch.stat.model_copy(update={"notes": (*prepared.environment.notes, *patch.stat.notes)}),
+        patch=patch.stat.model_copy(update={"notes": (*prepared.environment.notes, *patch.stat.notes, *room.notes)}),
         duration_ms=round((time.monotonic() - began) * 1000),
     )
 
@@ -213,47 +207,3 @@ def _green(result: CheckResult) -> bool:
 
 def _by_name(results: Sequence[CheckResult]) -> Mapping[str, CheckResult]:
     return {result.name: result for result in results}
-
-
-@dataclass(frozen=True)
-class _Room:
-    """Makes clean rooms: each run of checks gets a new one."""
-
-    task: Task
-    prepared: Prepared
-    patch: Patch
-    archive: Archive
-    sandbox: Sandbox
-    owner: Owner
-    put_blob: PutData
-    redactor: Redactor
-    cancel: Cancel
-
-    def run(self, names: Sequence[str]) -> tuple[Ran, ...]:
-        checks = [check for check in self.task.checks if check.name in names]
-        if not checks:
-            return ()
-        with self._workspace() as workspace:
-            return run_checks(
-                self.task, checks, workspace, put_blob=self.put_blob, redactor=self.redactor, cancel=self.cancel
-            )
-
-    @contextmanager
-    def _workspace(self) -> Iterator[Workspace]:
-        with self.sandbox.workspace(self.owner, self.prepared.image, self.task.limits) as workspace:
-            workspace.restore(restore_chain(self.archive, self.prepared))
-            if not self.patch.empty:
-                apply(workspace, self.patch, cancel=self.cancel)
-            yield workspace
-
-
-def apply(workspace: Workspace, patch: Patch, *, cancel: Cancel) -> None:
-    """Lay the patch down on a workspace that holds the untouched base. Raises IntegrityFault when it does not fit,
-    EngineFault when it ran into a limit."""
-    for name, data in patch.files.items():
-        workspace.put(name, [data])
-    try:
-        ask(workspace, "patch", {"op": "apply"}, timeout_s=APPLY_TIMEOUT_S, cancel=cancel, root=False)
-    except ToolboxProblem as problem:
-        fault = EngineFault if problem.kind == "unfinished" else IntegrityFault
-        raise fault(problem.message) from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import ignore
 from changes import Base, Caps, Change, LeftOut, shown, stash_notes
-from cleangit import BASE, REPO, GitFailed, Problem, git, init, quoted, reading_git, serve
+from cleangit import BASE, HOME, REPO, GitFailed, Problem, git, init, quoted, reading_git, serve
 
 PATCH, SUBMODULES = "patch.diff", "submodules.diff"
 FILES_MAX = 1000
@@ -97,11 +98,12 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def apply(_: dict[str, Any]) -> dict[str, Any]:
+def apply(request: dict[str, Any]) -> dict[str, Any]:
     """Lay base/patch.diff and base/submodules.diff, made against the start commit, down on the work tree.
 
     They are applied to the start commit in an index, and only the paths that they change are written: whatever setup
-    did to those paths gives way, whatever else it did stays.
+    did to those paths gives way, whatever else it did stays. With `anew` (as root) nothing of it stays: the work tree
+    and HOME are emptied, and all of the start commit with the patch is written.
     """
     base = Base()
     with tempfile.TemporaryDirectory() as scratch:
@@ -121,6 +123,11 @@ def apply(_: dict[str, Any]) -> dict[str, Any]:
                 git("apply", "--cached", "--binary", "--whitespace=nowarn", str(patch), git_dir=git_dir)
             except GitFailed as failed:
                 raise Problem("patch", f"{name} does not apply to its base: {failed.text}") from failed
+        if request.get("anew"):
+            for place in (REPO, HOME):
+                _empty(place)
+            git("checkout-index", "-f", "-a", git_dir=git_dir, work_tree=REPO)
+            return {}
         after = git("write-tree", git_dir=git_dir).strip()
         said = git("diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after, git_dir=git_dir)
         statuses, paths = said.split(b"\0")[:-1:2], said.split(b"\0")[1::2]
@@ -131,6 +138,16 @@ def apply(_: dict[str, Any]) -> dict[str, Any]:
         listed = b"".join(path + b"\0" for path in written)
         git("checkout-index", "-f", "-z", "--stdin", git_dir=git_dir, work_tree=REPO, input=listed)
     return {}
+
+
+def _empty(folder: Path) -> None:
+    """Remove all that lies there but a `.git`."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name != ".git":
+                shutil.rmtree(entry.path)
+        elif entry.name != ".git":
+            os.unlink(entry.path)
 
 
 def _remove(path: bytes) -> None:

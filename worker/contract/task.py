@@ -114,8 +114,11 @@ def version_of(fields: Mapping[str, Any]) -> int:
     """The lowest version of a task that has all of these fields, one that says nothing left aside."""
     said = {name for name, field in Task.model_fields.items() if fields.get(name, field.default) != field.default}
     locked = isinstance(repo := fields.get("repo"), Repo) and repo.commit is not None
-    reports = any(check.junit for check in fields.get("checks", ()))
-    return max([3 if locked or reports else 1, *(version for version, added in ADDED.items() if said & added)])
+    environment = fields.get("environment", Environment())
+    within = any(check.junit for check in fields.get("checks", ())) or (
+        environment != Environment(image=environment.image, setup=environment.setup)
+    )
+    return max([3 if locked or within else 1, *(version for version, added in ADDED.items() if said & added)])
 
 
 class Repo(Frozen):
@@ -151,10 +154,17 @@ class Repo(Frozen):
 
 class Environment(Frozen):
     """image: a name of sandbox_images/images.toml or any image the engine can run. setup: a script run as
-    root with network, once, in preparation."""
+    root with network, once, in preparation. network: of the agent's commands and of checks (full: the engine's
+    bridge). resetup: whether setup is run anew before the checks of a patch that changes a list of dependencies."""
 
     image: str = "python"
     setup: str | None = None
+    network: Literal["none", "full"] = later("none")
+    resetup: Literal["never", "on_change"] = later("never")
+
+    @property
+    def networked(self) -> bool:
+        return self.network == "full"
 
 
 class Check(Frozen):

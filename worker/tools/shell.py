@@ -40,7 +40,9 @@ class RunCommand:
 
     def command(self, arguments: Any, context: ToolContext) -> list[Command] | Answer:
         timeout_s = arguments.timeout_s or context.limits.call_timeout_s
-        return [replace(shell(arguments.command, context.path, timeout_s), writes=self.effect == "write")]
+        writes = self.effect == "write"
+        made = shell(arguments.command, context.path, timeout_s)
+        return [replace(made, writes=writes, network=writes and context.network)]
 
 
 LOOK_COMMAND = RunCommand("read", "Run a shell command in a new container. It can read the workspace, not change it.")
@@ -66,4 +68,5 @@ class RunChecks:
         unknown = [name for name in names if name not in known]
         if unknown:
             return Answer(f"no check is named {', '.join(unknown)}; there are: {', '.join(known)}", ok=False)
-        return [shell(known[name].command, context.path, context.limits.check_timeout_s) for name in names]
+        timeout_s, network = context.limits.check_timeout_s, context.network
+        return [replace(shell(known[name].command, context.path, timeout_s), network=network) for name in names]

@@ -25,13 +25,14 @@ class ToolArguments(BaseModel):
 @dataclass(frozen=True)
 class ToolContext:
     """What a tool may look at: the run's limits and checks, the folder it starts in (relative to the repository),
-    its plan, and a reader of kept outputs by call id (returns None for an unknown id)."""
+    its plan, and a reader of kept outputs by call id (returns None for an unknown id). network: commands have it."""
 
     limits: Limits
     checks: tuple[Check, ...]
     path: str
     plan: tuple[PlanItem, ...]
     read_output: Callable[[str], bytes | None]
+    network: bool = False
 
 
 @dataclass(frozen=True)
