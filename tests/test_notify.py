@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from webhooks import Listener
 
 from scheduler import notify
+from scheduler.cli.main import run as dawn
 from scheduler.reported import Morning, Need, Spend
 from scheduler.reports import Stored
 from worker.contract.notify import Notify
@@ -202,3 +203,15 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
         notify.write_file(folder, wanted, lambda kind, text=text: f"{kind}: {text}".encode())  # type: ignore[misc]
     assert [path.name for path in folder.iterdir()] == ["night.md"]
     assert (folder / "night.md").read_text() == "md: second"
+
+
+def test_a_manifest_names_the_place_of_a_wrong_address(
+    tmp_path: Path, without_stack: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is written, exit code 3."""
+    (tmp_path / "night.yaml").write_text(
+        "version: 1\nname: night\ntargets: [{repo: .}]\ntask: {commands: ['true']}\n"
+        "notify:\n  webhook: http://hooks.example.org/\n  secret: HOOK\n"
+    )
+    assert dawn(["submit", "night.yaml", "--detach"]) == 3
+    assert "night.yaml:6:" in capsys.readouterr().err
