@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repositories import commit_all, git
 
+from scheduler.enqueue import Batch, freeze
+from scheduler.reading import ManifestFault, parse
 from worker.contract.difftext import FileDiff, files_of
 from worker.contract.filekinds import first_match, is_test, lists_dependencies
 from worker.contract.guards import HITS_MAX, Guards, Seen, hits
 from worker.contract.results import Kind
+from worker.contract.task import Environment, Limits, Repo
 
 DIFF = (
     "diff",
@@ -281,3 +284,58 @@ def test_files_are_told_by_their_names() -> None:
     lists = ["package.json", "sub/Cargo.lock", "requirements-dev.txt", "requirements/base.txt", "go.mod"]
     assert [path for path in lists if lists_dependencies(path)] == lists
     assert not any(map(lists_dependencies, ["src/package.json.ts", "docs/requirements.md", "a.lock"]))
+
+
+# As a manifest asks for them
+
+TEXT = """\
+version: 1
+name: night
+targets: [{repo: https://git.example.org/a}]
+task: {commands: [fix]}
+"""
+
+
+def batch(more: str = "") -> Batch:
+    loaded = parse(TEXT + more, "fleet.yaml", Path("/"), Limits())
+    return freeze(loaded, [Repo(url="https://git.example.org/a", label="a")])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "guards: {max_files: 3}\n",
+        "baseline: required\n",
+        "environment: {network: full}\n",
+        "environment: {setup: make, resetup: on_change}\n",
+        "checks: [{name: t, command: pytest, junit: 'out/*.xml'}]\n",
+    ],
+)
+def test_a_word_of_a_manifest_reaches_its_tasks_and_changes_no_other(more: str) -> None:
+    """An older worker refuses the task; where nothing is said the task and the batch are what they always were."""
+    [task] = batch(more).tasks
+    asked = task.guards or task.baseline or task.checks or task.environment != Environment()
+    assert (bool(asked), task.v) == (True, 3)
+    [plain] = batch().tasks
+    assert (plain.v, plain.guards, plain.baseline) == (1, None, None)
+    assert {"guards", "baseline"}.isdisjoint(plain.model_dump())
+    assert set(plain.model_dump()["environment"]) == {"image", "setup"}
+    assert batch().id != batch(more).id == batch(more).id
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ("guards: {max_file: 3}\n", "guards.max_file is not known here (did you mean 'max_files'?)"),
+        ("guards: {protected: [/etc/passwd]}\n", "guards.protected[0] '/etc/passwd' must be a path or glob relative"),
+        ("checks: [{name: t, command: t, junit: ../r.xml}]\n", "checks[0].junit '../r.xml' must be a path or glob"),
+        ("baseline: on\n", "baseline must be 'required', 'record' or 'off'"),
+    ],
+)
+def test_a_mistake_in_them_is_told_with_its_place(more: str, place: str) -> None:
+    """File, line and column as for any other."""
+    with pytest.raises(ManifestFault) as caught:
+        batch(more)
+    [line] = caught.value.lines()
+    assert place in line
+    assert line.startswith("fleet.yaml:5:")
