@@ -14,7 +14,7 @@ from doubles import MemoryArchive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import schedules
+from scheduler import reports, schedules
 from scheduler.cron import Schedule
 from scheduler.enqueue import Batch, targets_json
 from scheduler.firing import MADE_UP, ON_TIME, QUEUED, Firings, decide
@@ -250,6 +250,19 @@ def test_due_times_at_which_nobody_was_there(place: Place, missed: str, told: li
         place.ended |= place.open
     assert place.told() == told
     assert sum(place.days(1)) == 1
+
+
+def test_nights_without_a_scheduler_are_told_with_the_batch_before(place: Place) -> None:
+    """Its report is due again, and says so."""
+    place.put(missed="skip")
+    [fired] = place.act(timedelta(hours=12))
+    place.ended.add(fired)
+    assert list(place.archive.list("due/")) == [keys.report_due(fired)]
+    place.archive.delete([keys.report_due(fired)])
+    assert place.act(timedelta(days=3, hours=1), place.another()) == []
+    assert list(place.archive.list("due/")) == [keys.report_due(fired)]
+    note = reports.gather(place.archive, fired, at=place.now.isoformat()).note
+    assert note == "3 due times up to 2026-12-04 00:00 (UTC) passed without a batch: no scheduler was there"
 
 
 def test_a_paused_schedule_does_nothing_and_makes_up_for_nothing(place: Place) -> None:
