@@ -107,8 +107,8 @@ def resolve(
         found.problems.append(whole.problem("too-many", told, "raise max_targets, or exclude some"))
         return found
     values = [_values(manifest, *it) for it in kept]
-    unknown = bool(found.awaited or found.problems or not sound)
-    found.problems += _template_problems(texts, values, some_missing=unknown)
+    some_missing = bool(found.awaited or found.problems or not sound)
+    found.problems += _template_problems(texts, values, some_missing=some_missing)
     if not found.problems:
         found.targets += [
             Resolved(
@@ -181,7 +181,7 @@ def _template_problems(
             without = sum(name not in own for own in values)
             if name not in known and not (some_missing and name.startswith("vars.")):
                 yield text.at(offset).problem("template", f"nothing is called {name}", nearest(name, known))
-            elif name in known and without:
+            elif without:
                 told = f"{without} of {len(values)} targets have no {name}"
                 yield text.at(offset).problem("template", told, "give it to all of them")
             elif text.command and any("\n" in own[name] for own in values if name in own):

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from scheduler import pack
 from worker.contract.errors import Fault, InvalidFault
@@ -46,7 +46,7 @@ def locate(text: str, folder: Path) -> Origin:
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
         raise InvalidFault("the repository's name holds control characters", hint="remove them")
     if text.startswith("file://"):
-        return _local(Path(unquote(urlsplit(text).path)), text)
+        return _local(Path(unquote(_parts(text).path)), text)
     if URL.match(text):
         return _remote(text)
     if SCP.match(text):
@@ -90,8 +90,15 @@ def repo(origin: Origin, digest: str | None, *, ref: str | None, path: str, secr
     )
 
 
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # whose words may hold a password
+        raise InvalidFault("the URL's host cannot be read", hint="write https://host/owner/name") from None
+
+
 def _remote(url: str) -> Origin:
-    parts = urlsplit(url)
+    parts = _parts(url)
     if parts.password is not None or (parts.username and parts.scheme in ("http", "https")):
         host = parts.hostname or ""
         raise InvalidFault(

@@ -282,6 +282,13 @@ def test_a_target_of_an_earlier_batch_is_as_it_was(folder: Path, archive: Archiv
     assert new.commands == ("tell 'ann'",)
 
 
+def test_a_target_without_a_var_is_told_though_an_earlier_batch_may_have_it(folder: Path) -> None:
+    """What is known already is judged, offline too."""
+    targets = "[{repo: https://git.example.org/a}, {previous: {batch: fleet, where: all}}]"
+    [line] = told(folder, targets, work="{commands: ['tell {{ vars.who }}']}")
+    assert "1 of 1 targets have no vars.who" in line
+
+
 def test_vars_of_an_earlier_batch_are_judged_when_it_is_read(folder: Path, archive: Archive) -> None:
     """What no target of it has is a mistake of the manifest, told with its place."""
     submit(frozen(load(folder, "[{repo: https://git.example.org/a}]")), archive, by="me", at=AT)

@@ -188,6 +188,7 @@ def test_a_url_is_kept_and_labelled(text: str, label: str) -> None:
         ("git.example.org/a/b", "does not exist"),
         ("a\x1b[2Jb", "control characters"),
         ("https:///a", "no host"),
+        ("https://user:t0ken@[git.example.org/a", "host cannot be read"),
     ],
 )
 def test_what_cannot_be_fetched_is_refused_early(text: str, message: str, tmp_path: Path) -> None:
