@@ -93,11 +93,14 @@ def test_it_holds_all_that_a_run_needs_and_no_more(archive: Archive, make_run: M
     assert sealed(forked, "--images", out="all.tar").size(bundle.index.left_out[0][0]) == 8
 
 
-def test_the_same_runs_give_the_same_bytes(forked: str) -> None:
-    """Also later, and to stdout."""
-    sealed(forked, out="one.tar")
-    sealed(forked, out="two.tar")
-    assert Path("one.tar").read_bytes() == Path("two.tar").read_bytes()
+def test_the_same_runs_give_the_same_bytes(forked: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Into a file or a pipe, and the digest that is told is the file's."""
+    sealed(forked)
+    told = capfdbinary.readouterr().err
+    assert dawn(["export", forked, "--format", "bundle"]) == 0
+    made = capfdbinary.readouterr().out
+    assert Path("bundle.tar").read_bytes() == made
+    assert digest(made).encode() in told
 
 
 def test_any_tar_program_reads_it(archive: Archive, forked: str) -> None:

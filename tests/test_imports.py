@@ -71,6 +71,7 @@ def test_an_instance_becomes_a_task(archive: Archive) -> None:
     """Repository, commit and id are the instance's; its statement is in the prompt word for word, marked as a
     stranger's."""
     imported(written(instance(), instance(instance_id="shop__cart-8")), "--format", "swebench")
+    assert dawn(["validate", "fleet/fleet.yaml"]) == 0
     made, _ = tasks("fleet/fleet.yaml", archive)
     assert (made.target, made.repo.url, made.repo.ref) == ("shop__cart-7", "https://github.com/shop/cart", "c" * 40)
     assert made.model == MODEL
@@ -173,6 +174,7 @@ def test_issues_become_tasks(archive: Archive) -> None:
     ]
     Path("issues.json").write_text(json.dumps(issues))
     imported("issues.json", "--format", "issues")
+    assert dawn(["validate", "fleet/fleet.yaml"]) == 0
     one, other = tasks("fleet/fleet.yaml", archive)
     assert (one.target, one.repo.url, one.repo.ref) == ("cart#7", url, None)
     assert "\n# Price is wrong\n\nSee {{ vars.x }}\n-----" in one.prompt
