@@ -129,7 +129,8 @@ def _acts(records: Iterable[Record]) -> Iterator[tuple[int, str]]:
             case Decided() as event:
                 yield step, f"{event.decision}: {event.reason}".rstrip(": ")
             case FedBack() as event:
-                yield step, "red checks are shown: " + ", ".join(check.name for check in event.checks)
+                shown = "red checks are shown: " if event.checks else "what its patch may not do: "
+                yield step, shown + ", ".join([check.name for check in event.checks] or event.guards)
             case Compacted():
                 yield step, "a summary stands for what was before"
             case Finished() as event:

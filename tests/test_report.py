@@ -21,6 +21,7 @@ from worker.contract.events import (
     Contradiction,
     Event,
     Failure,
+    FedBack,
     Finished,
     MessageKind,
     Observation,
@@ -262,3 +263,22 @@ def test_show_tells_tests_guards_and_contradicted_words(make_run: Make, capsys: 
         "but the check unit is not green with the patch",
     ):
         assert line in told
+
+
+def test_logs_tell_tests_guards_and_contradicted_words(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the model was told of its patch, what came of the tests, and the words that the evidence contradicts."""
+    tests = Compared(check="unit", counts={"broke": 1})
+    measured = Verdict(verdict="broke", tests=(tests,), guards=("ci.yml is protected",))
+    against = Contradiction(claim="All tests pass.", evidence="the check unit is not green with the patch")
+    told = FedBack(text="Your patch may not.", guards=("ci.yml is protected",))
+    make_run("a", told, measured, Sealed(outcome="failed", contradictions=(against,)))
+    assert dawn(["logs", "a"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "Your patch may not.",
+        "unit: 0 fixed, 1 broke, 0 still failing",
+        "guard: ci.yml is protected",
+        "it says: All tests pass.",
+        "but the check unit is not green with the patch",
+    ):
+        assert line in shown

@@ -1,8 +1,9 @@
 """Owns the ruling over each call: the short written list of acts that are refused or need a person, the task's own
 rules, what a person decided. Pure; refuses to be the wall.
 
-The wall against irreversible acts is that a call has no network and no credentials. The list saves the agent a
-pointless try and a person a surprise; it looks at what a command *runs*, not at the text it mentions.
+The wall against irreversible acts is that a call has no credentials, and no network unless its task asks for it. The
+list saves the agent a pointless try and a person a surprise; it looks at what a command *runs*, not at the text it
+mentions.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from worker.contract.events import (
     Verdict,
     Yielded,
 )
+from worker.contract.matrix import told
 from worker.contract.task import usd_text
 from worker.store import keys
 
@@ -47,6 +48,8 @@ def short(record: Record) -> str:
         case Delegated() as event:
             return f"  its delegate goes on: {event.usage.total:,} tokens, {_usd(event.cost_microusd)}"
         case FedBack() as event:
+            if event.guards and not event.checks:
+                return "the model is told what its patch may not do"
             return "red checks are shown to the model" if event.checks else "the model reads what came meanwhile"
         case Asked() as event:
             return f"asks: {_cut(event.question)}; type: {' | '.join(commands(record.run, event))}"
@@ -98,7 +101,7 @@ def full(record: Record) -> str:
             journal = keys.delegate(record.run, event.call_id)
             return f"{short(record).lstrip()}; segment {event.seq} of {journal} ends in {event.hash[:12]}"
         case FedBack() as event:
-            return f"told by the checks\n{event.text}" if event.checks else short(record)
+            return f"told by the checks\n{event.text}" if event.checks or event.guards else short(record)
         case Compacted() as event:
             return f"{short(record)}\n{event.summary}".rstrip()
         case Finished() as event:
@@ -106,12 +109,15 @@ def full(record: Record) -> str:
             return f"{ended}\n{event.text}".rstrip()
         case Verdict() as event:
             checks = [f"{check.name}: {check.status}\n{check.tail}".rstrip() for check in event.checks]
-            return "\n".join([f"verdict {event.verdict or '-'}, {len(event.patch.files)} files changed", *checks])
+            tests = [f"{one.check}: {told(one)}" for one in event.tests]
+            ended = f"verdict {event.verdict or '-'}, {len(event.patch.files)} files changed"
+            return "\n".join([ended, *checks, *tests, *(f"guard: {hit}" for hit in event.guards)])
         case Unrecorded() as event:
             return f"unrecorded reply, at most {event.tokens} tokens: {event.detail}"
         case Sealed() as event:
             why = f": {event.failure.detail}" if event.failure else f" {event.detail}".rstrip()
-            return f"{event.outcome}, {event.failure or event.verdict or 'no verdict'}{why}"
+            against = [f"it says: {one.claim}\n  but {one.evidence}" for one in event.contradictions]
+            return "\n".join([f"{event.outcome}, {event.failure or event.verdict or 'no verdict'}{why}", *against])
         case event:
             return short(record) or event.type
 
