@@ -14,9 +14,12 @@ from runs_made import AT, claimed, ended, name_runs, replied
 from webhooks import Listener
 
 from scheduler import notify, reports
+from scheduler.control import tell
 from scheduler.plan import Close, Decision, Ring, Seen, Wait
 from scheduler.reporting import Reporter, Stands, stands
+from scheduler.runs import Found
 from scheduler.schedules import Firing
+from scheduler.tick import Scheduler
 from worker.contract.delivered import Delivery
 from worker.contract.delivery import Deliver
 from worker.contract.errors import StoreFault
@@ -29,6 +32,7 @@ from worker.contract.zones import utc_text
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.deliveries import write_delivery
+from worker.store.hints import Hints
 from worker.store.journal import Journal
 
 Make = Callable[..., Run]
@@ -339,3 +343,27 @@ def test_a_store_that_is_away_delays_only(desk: Desk, monkeypatch: pytest.Monkey
             desk.round()
     desk.round()
     assert desk.reports() == ["000000"]
+
+
+def test_a_scheduler_reports_in_its_rounds(desk: Desk, redis_url: str) -> None:
+    """A question is told of after a minute; its end, by a cancel, is another report, and then nothing is due."""
+    hints = Hints(redis_url)
+    hints.start_epoch("known")
+    scheduler = Scheduler(
+        desk.archive, hints, lambda *_: None, desk.settings, now=lambda: desk.now, reporter=desk.reporter
+    )
+
+    def rounds(*after_s: float) -> list[str]:
+        for seconds in after_s:
+            desk.now += timedelta(seconds=seconds)
+            scheduler.tick()
+            desk.reporter.settle()
+        return [reports.read(desk.archive, NIGHT, int(n)).headline for n in desk.reports()]
+
+    desk.submit({"a": [claimed(), *ended("changed", verdict="verified")], "b": WAITS})
+    asks = "1 of 2 verified, 1 waiting for you, $0"
+    assert rounds(1, 30) == []
+    assert rounds(31, 1, 61) == [asks]
+    tell(desk.archive, hints, Found("run", "b"), "cancel", by="ann", at=AT)
+    assert rounds(20, 1, 1) == [asks, "1 of 2 verified, 1 cancelled, $0"]
+    assert desk.due == []
