@@ -62,6 +62,8 @@ def test_tests_that_nobody_ran_are_told() -> None:
     """A word about running tests where no call could have done it."""
     assert told("I ran the full test suite.", GREEN, LOOKED) == ["no call of the run could have run tests"]
     assert told("I ran all tests.", GREEN, ()) == ["no call of the run could have run tests"]
+    assert told("I've also executed the whole test suite.", GREEN, ()) == ["no call of the run could have run tests"]
+    assert told("The pipeline ran the tests last night.", GREEN, ()) == []
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,11 @@ def test_tests_that_nobody_ran_are_told() -> None:
         "Created repro.py to see it, and removed it again.",
         "The error says that price.py changed.",
         "Renamed price.py to cart.py.",
+        "Added README.md to the list of files.",
+        "Added `secrets.txt` to .gitignore.",
+        "Upstream updated setup.cfg in June.",
+        "The first author wrote tests for it.",
+        "The release added new tests.",
         "The upstream release updated v1.2 to v1.3.",
         "",
     ],

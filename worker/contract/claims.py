@@ -41,8 +41,12 @@ _MAY_TEST: Final = re.compile(
 )
 """Of commands: so wide that whoever ran none of these ran no tests."""
 
+_BY_ME: Final = (
+    r"(?i)(?:^|\b(?:i|we)(?:['’]ve| have| also| then)* |\band (?:also |then )*|[,:;] (?:also |then |and )*)"
+)
+"""Who did it: the agent that speaks, and not the code, a tool or somebody else."""
 _TESTS_ADDED: Final = re.compile(
-    r"(?i)\b(?:added|wrote|created|included|introduced) "
+    rf"{_BY_ME}(?:added|wrote|created|included|introduced) "
     r"(?:(?:an?|the|new|some|several|few|more|many|missing|unit|integration|regression|corresponding|comprehensive"
     r"|additional|extensive|matching|two|three|four|five|\d+) )*"
     r"(?:tests?(?: cases?| suite)?|specs)\b(?![-/]|\.\w)"
@@ -56,7 +60,7 @@ _NO_CHANGES: Final = re.compile(
     r"(?: (?:to|in) the (?:code|codebase|repository|repo))? *[.!]*$"
 )
 _TESTS_RUN: Final = re.compile(
-    r"(?i)\b(?:ran|executed|re-?ran|have run) "
+    rf"{_BY_ME}(?:ran|executed|re-?ran) "
     r"(?:(?:all|of|the|full|entire|whole|existing|complete|unit|project['’]?s?|repository['’]?s?) )*"
     r"(?:tests|test suite|checks|suite)\b"
 )
@@ -66,8 +70,8 @@ _ENDINGS: Final = (
 )
 _PATH: Final = re.compile(rf"[\w.@+-]+(?:/[\w.@+-]+)*\.(?:{'|'.join(_ENDINGS.split())})")
 _FILE_CHANGED: Final = re.compile(
-    rf"(?i)\b(?:modified|changed|updated|edited|rewrote|refactored|deleted|added|created)\s+(?:the\s+)?(?:new\s+)?"
-    rf"(?:file\s+)?[`*]{{0,3}}(?P<path>{_PATH.pattern})(?![\w/(])"
+    rf"{_BY_ME}(?:modified|changed|updated|edited|rewrote|refactored|deleted|added|created)\s+(?:the\s+)?(?:new\s+)?"
+    rf"(?:file\s+)?[`*]{{0,3}}(?P<path>{_PATH.pattern})(?![\w/(])(?!`*\s+(?:to|from|into|as)\b)"
 )
 _UNDONE: Final = re.compile(
     r"(?i)\b(?:delet|remov|revert|restor|temporar|clean|scratch|undo|undid|ignored|gitignore)"
