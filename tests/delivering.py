@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -343,6 +342,32 @@ class ModelForge:
             raise self.faults.pop()
 
 
+@dataclass
+class DooredForge:
+    """A real adapter, each of whose changes passes a door."""
+
+    inner: Forge
+    doors: Doors
+
+    def find(self, branch: str) -> PullRequest | None:
+        return self.inner.find(branch)
+
+    def ours(self) -> list[PullRequest]:
+        return self.inner.ours()
+
+    def open(self, **words: Any) -> PullRequest:
+        with self.doors.passing("forge open"):
+            return self.inner.open(**words)
+
+    def update(self, number: int, **words: Any) -> None:
+        with self.doors.passing("forge update"):
+            self.inner.update(number, **words)
+
+    def furnish(self, number: int, **words: Any) -> None:
+        with self.doors.passing("forge furnish"):
+            self.inner.furnish(number, **words)
+
+
 class World:
     """One repository, one forge, an archive, and workers that deliver."""
 
@@ -354,8 +379,7 @@ class World:
         self.now_s = 0.0
         self.hints = MemoryHints(lambda: self.now_s)
         self.yard = Yard(folder, remote, self.doors)
-        self._forge = forge or self.forge
-        self._numbers = Counter[str]()
+        self._forge: Forge = self.forge if forge is None else DooredForge(forge, self.doors)
 
     def sealed(
         self, run: str = "hello-1", text: str = "one\nzwei\n", *, verdict: Any = "verified", **asked: Any

@@ -11,7 +11,7 @@ from forge_servers import TOKEN, ForgeServer, SmallGitLab, Told, answering, forg
 
 from worker.contract.delivery import Deliver
 from worker.contract.errors import RETRY_AFTER_S_MAX, ForgeFault
-from worker.forges.open import place_of
+from worker.forges.open import open_forge, place_of, push_url
 from worker.forges.protocol import BODY_CHARS, Forge, PullRequest, harmless, marked, marks_of
 
 BOTH = ("github", "gitlab")
@@ -232,6 +232,17 @@ def test_an_address_that_does_not_is_not_guessed(url: str) -> None:
     with pytest.raises(ForgeFault) as caught:
         place_of(url, Deliver(kind="pr"))
     assert caught.value.reason == "unknown"
+
+
+@pytest.mark.parametrize("url", ["git@github.com:acme/lib.git", "ssh://git@github.com:22/acme/lib.git"])
+def test_a_token_pushes_over_https(url: str) -> None:
+    """Whatever address the repository was fetched from; an SSH key pushes where it was, and opens no pull request."""
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----"
+    assert push_url(url, TOKEN) == "https://github.com/acme/lib.git"
+    assert push_url(url, key) == url
+    assert push_url("http://localhost:8/a/b.git", TOKEN) == "http://localhost:8/a/b.git"
+    with pytest.raises(ForgeFault):
+        open_forge(url, Deliver(kind="pr"), key)
 
 
 def test_no_text_of_a_model_acts_on_a_forge() -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from delivering import TOKEN, ModelRemote, Remote, World, git_remote
+from forge_servers import ForgeServer, forge_of
 from repositories import git
 
 from worker.contract.delivered import Delivery
 from worker.contract.errors import ForgeFault
 from worker.contract.events import digest
-from worker.forges.protocol import PullRequest
+from worker.forges.protocol import PullRequest, marks_of
 from worker.store import keys
 from worker.store.deliveries import mark, marks, write_delivery
 from worker.store.inbox import Control
@@ -338,6 +339,37 @@ def test_a_crash_at_every_point_with_real_git(tmp_path: Path) -> None:
             assert world.deliver(name) in ("delivered", "nothing"), point
             pull, fold = only(world), world.fold(name)
             assert (fold.state, served.tips()[pull.branch]) == ("pr", fold.commit), point
+
+
+@pytest.mark.full
+def test_a_crash_at_every_point_on_a_forge_of_somebody_elses(tmp_path: Path, forge_server: ForgeServer) -> None:
+    """GitHub by npm's emulate and the small GitLab, through the real adapters, with real git: opened once, and by a
+    retry updated, whoever dies at any point of either."""
+    with git_remote(tmp_path) as served:
+        whole = World(tmp_path, served, forge_of(forge_server))
+        whole.sealed("hello-x", batch="night-x", labels=("bot",), open_per_repo=100)
+        whole.doors.passed.clear()
+        assert whole.deliver("hello-x") == "delivered"
+        first = list(whole.doors.passed)
+        whole.sealed("hello-y", "one\ndrei\n", batch="night-x", ordinal=1, labels=("bot",), open_per_repo=100)
+        whole.doors.passed.clear()
+        assert whole.deliver("hello-y") == "delivered"
+        second = list(whole.doors.passed)
+        assert any(point.startswith("forge update") for point in second)
+        for number in range(max(len(first), len(second))):
+            world = World(tmp_path, served, forge_of(forge_server))
+            batch, words = f"night-{number}", {"labels": ("bot",), "open_per_repo": 100}
+            texts = (f"one\n{number}\n", f"one\nnot {number}\n")
+            for ordinal, (points, text) in enumerate(zip((first, second), texts, strict=True)):
+                run = f"hello-{number}-{ordinal}"
+                world.sealed(run, text, batch=batch, ordinal=ordinal, **words)
+                world.dies(points[min(number, len(points) - 1)], run)
+                assert world.deliver(run) in ("delivered", "nothing"), points[min(number, len(points) - 1)]
+                came = world.fold(run)
+                (pull,) = [one for one in forge_server.pulls() if one["branch"] == came.branch]
+                assert (came.state, came.number, pull["labels"]) == ("pr", pull["number"], ["bot"])
+                assert marks_of(pull["body"])["run"] == run
+                assert served.tips()[came.branch] == came.commit
 
 
 def test_no_secret_is_stored(world: World) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from repositories import first_commit, git
@@ -82,7 +82,8 @@ def test_the_default_keeps_the_patch_only() -> None:
     assert readiness(Deliver(), sealed(), "approved", asked=True) == "never"
 
 
-@given(st.lists(st.text(max_size=30), min_size=2, max_size=6, unique=True))
+@settings(max_examples=30)
+@given(st.lists(st.text(max_size=30), min_size=2, max_size=4, unique=True))
 def test_no_two_targets_share_a_branch(targets: list[str]) -> None:
     """A branch is a function of batch and target, and a name that git takes."""
     names = [branch_of(task(target=target)) for target in targets]

@@ -18,6 +18,7 @@ from worker.contract.errors import ForgeFault
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.environments import find
+from worker.forges.open import push_url
 from worker.sandbox.protocol import Owner, Workspace
 from worker.station import Station
 from worker.store.journal import Journal
@@ -55,7 +56,8 @@ class Branch:
     def __init__(
         self, workspace: Workspace, task: Task, url: str, token: str, cancel: Cancel, may_act: Callable[[], None]
     ) -> None:
-        self._workspace, self._task, self._url, self._token = workspace, task, url, token
+        self._workspace, self._task, self._token = workspace, task, token
+        self._url = push_url(url, token)
         self._cancel, self._may_act = cancel, may_act
         self.name = branch_of(task)
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from worker.contract.delivery import Deliver
 from worker.contract.errors import ForgeFault
@@ -26,10 +26,22 @@ class Place:
     path: str
 
 
+def push_url(url: str, token: str) -> str:
+    """Where the token opens a repository for pushes: one that is no SSH key does so over https."""
+    parts = _parts(url)
+    if parts.scheme != "ssh" or is_key(token):
+        return url
+    return f"https://{parts.hostname}{parts.path}"
+
+
+def is_key(token: str) -> bool:
+    """Whether it is an SSH private key, which opens no API."""
+    return "PRIVATE KEY" in token
+
+
 def place_of(url: str, deliver: Deliver) -> Place:
     """Where pull requests of a repository live. Raises ForgeFault where nobody can tell."""
-    scp = _SCP.fullmatch(url)
-    parts = urlsplit(f"ssh://{scp[1]}/{scp[2]}" if scp else url)
+    parts = _parts(url)
     host, path = (parts.hostname or "").lower(), parts.path.strip("/").removesuffix(".git")
     kind = deliver.forge
     if kind == "auto":
@@ -48,6 +60,8 @@ def place_of(url: str, deliver: Deliver) -> Place:
 
 def open_forge(url: str, deliver: Deliver, token: str, ca_bundle: Path | None = None) -> Forge:
     """The forge of a repository. token: as git takes it, `token` or `user:token`. Raises ForgeFault."""
+    if is_key(token):
+        raise ForgeFault("auth", "the token is an SSH key: it can push, and open no pull request")
     place, verify = place_of(url, deliver), str(ca_bundle) if ca_bundle else True
     secret = token.rpartition(":")[2]
     if place.kind == "github":
@@ -57,3 +71,8 @@ def open_forge(url: str, deliver: Deliver, token: str, ca_bundle: Path | None = 
     from worker.forges.gitlab import GitLab
 
     return GitLab(place.api_url, place.path, secret, verify)
+
+
+def _parts(url: str) -> SplitResult:
+    scp = _SCP.fullmatch(url)
+    return urlsplit(f"ssh://{scp[1]}/{scp[2]}" if scp else url)
