@@ -24,8 +24,8 @@ def breaker(
 ) -> None:
     """Tell whether too many targets of a batch have failed.
 
-    Then nothing more of it is begun, and what was skipped stays so: after a reset, dawn retry --state skipped begins it
-    anew. Exit code 7 while it is tripped.
+    Then nothing more of it is begun, and what was skipped stays so: after a reset, dawn retry --state skipped begins
+    it anew. Exit code 7 while it is tripped.
     """
     from scheduler import runs, why
     from scheduler.cli import edge
