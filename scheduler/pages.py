@@ -73,9 +73,8 @@ def spend_text(report: Morning) -> list[str]:
 def _about(report: Morning) -> str:
     ended = "ended" if report.ended else "not ended"
     archive = f"{report.sealed} of {report.runs} runs sealed, chain {report.chain}"
-    return "\n".join(
-        [f"Batch {_code(report.batch)}, {ended}, as of {report.at[:16]} UTC. Archive: {archive}.", report.note]
-    )
+    told = f"Batch {_code(report.batch)}, {ended}, as of {report.at[:16]} UTC. Archive: {archive}."
+    return f"{told}\n\n{report.note}" if report.note else told
 
 
 def _parts(report: Morning) -> Iterator[tuple[str, Iterable[str]]]:

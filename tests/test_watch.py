@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -338,3 +339,19 @@ def test_a_run_that_failed_is_compared_too(pair: tuple[str, str], make_run: Make
     make_run("three", claimed(), Finished(failure=failure), Sealed(outcome="failed", failure=failure))
     assert dawn(["compare", "one", "three", "two"]) == 0
     assert "env/image" in capsys.readouterr().out
+
+
+def test_on_a_terminal_the_board_is_drawn_in_place(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last picture stays; what a model wrote cannot move the cursor."""
+    asks = [claimed(), replied(), ASKED, Parked(waiting="approval", detail="\x1b[2Jgone")]
+    night({"a": [claimed(), *ended("changed", verdict="broke")], "b": asks})
+    monkeypatch.setattr(Watch, "ended", True)
+    main, side = os.openpty()
+    with os.fdopen(main, "rb", buffering=0) as screen, os.fdopen(side, "w") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        assert dawn(["watch", "night"]) == 9
+        terminal.flush()
+        drawn = screen.read(65_536).decode()
+    assert "1 failed, 1 waiting for you" in drawn
+    assert "\\x1b[2Jgone" in drawn
+    assert "\x1b[2J" not in drawn
