@@ -245,6 +245,8 @@ def delivery(view: View) -> str:
     if came.state != "none" and not came.asked:
         told = f"{came.state} {came.url or came.branch}".rstrip()
         return f"{told}: {came.detail}" if came.detail else told
+    if not after.waits:
+        return ""
     ready = readiness(deliver, view.run, after.review, asked=came.asked)
     return {"ready": "waits to be delivered", "review": "waits for a review", "never": ""}[ready]
 

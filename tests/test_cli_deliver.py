@@ -27,9 +27,9 @@ RUN = "cart-0123456789ab"
 
 @pytest.fixture
 def made(make_run: Make, archive: Archive) -> Any:
-    """Makes a sealed run of a batch that asks for pull requests of what is approved; its marker is gone."""
+    """Makes a sealed run of a batch that asks for pull requests of what is approved. waits: its marker is there."""
 
-    def make(run: str = RUN, patch: bytes = b"--- a/x\n+++ b/x\n", **words: Any) -> str:
+    def make(run: str = RUN, patch: bytes = b"--- a/x\n+++ b/x\n", waits: bool = True, **words: Any) -> str:
         asked = Deliver(**({"kind": "pr", "when": "approved", "token": "FORGE"} | words))
         repo = Repo(url="https://github.com/acme/cart.git", label="cart")
         make_run(run, v=3, deliver=asked, repo=repo)
@@ -43,7 +43,8 @@ def made(make_run: Make, archive: Archive) -> Any:
             repo=repo,
         )
         name_runs(archive, {run: "cart"})
-        archive.delete([keys.open_marker(run)])
+        if not waits:
+            archive.delete([keys.open_marker(run)])
         return digest
 
     return make
@@ -113,7 +114,9 @@ def test_a_batch_is_delivered_but_for_what_is(
     made: Any, archive: Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Asking puts the marker back, says it once, and names the runs; what has its pull request is left."""
-    made()
+    made(waits=False)
+    assert dawn(["status", RUN]) == 0
+    assert "waits" not in capsys.readouterr().out
     assert dawn(["deliver", "night-0123456789ab"]) == 0
     told = capsys.readouterr()
     assert (told.out, "no stack is running" in told.err) == (f"{RUN}\n", True)

@@ -46,12 +46,14 @@ def write_review(archive: Archive, run: str, record: Review) -> None:
 
 @dataclass(frozen=True)
 class After:
-    """What a sealed run's patch came to. review: of people. delivery: of the forge."""
+    """What a sealed run's patch came to. review: of people. delivery: of the forge. waits: its marker is there, so
+    that something is left to do."""
 
     reviews: Sequence[Review]
     deliveries: Sequence[Delivery]
     review: ReviewState
     delivery: Delivered
+    waits: bool = True
 
 
 def read_after(archive: Archive, run: Run) -> After | None:
@@ -59,7 +61,8 @@ def read_after(archive: Archive, run: Run) -> After | None:
     if patch_of(run) is None:
         return None
     reviews, deliveries = read_reviews(archive, run.id), read_deliveries(archive, run.id)
-    return After(reviews, deliveries, review_state(run, reviews), delivered(deliveries))
+    waits = archive.size(keys.open_marker(run.id)) is not None
+    return After(reviews, deliveries, review_state(run, reviews), delivered(deliveries), waits)
 
 
 @dataclass(frozen=True)
