@@ -137,9 +137,21 @@ class Deliveries:
                     log.info("nothing is left to deliver", run=run, why=why)
                     done.append(run)
         if done:
-            self._archive.delete(keys.open_marker(run) for run in done)
-            for run in done:
-                del self._kept[run]
+            self._let_go(done)
+
+    def _let_go(self, runs: list[str]) -> None:
+        self._archive.delete(keys.open_marker(run) for run in runs)
+        for run in runs:
+            seen = self._kept.pop(run).fold.seen
+            # Who asked at this very moment found the marker still there.
+            if any(record.act == "asked" for record in self._records(run, seen)):
+                self._archive.overwrite(keys.open_marker(run), b"")
+
+    def _records(self, run: str, seen: int) -> list[Delivery]:
+        try:
+            return read_deliveries(self._archive, run, seen)
+        except IntegrityFault:  # then nobody's wish can be read either
+            return []
 
     def _read(self, now: datetime, kept: _Kept, leased: bool, rung: bool, hint: int) -> None:
         """What is stored of the run: where there may be news, and now and then without a hint."""

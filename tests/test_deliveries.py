@@ -119,6 +119,27 @@ def test_what_will_never_be_delivered_is_let_go(lane: Lane) -> None:
     assert lane.open() == []
 
 
+def test_a_wish_at_the_moment_of_letting_go_is_not_lost(lane: Lane) -> None:
+    """The marker that a person found there is put back when the scheduler has just deleted it."""
+    run = lane.sealed(verdict="broke")
+    lane.tick()
+    archive: Any = lane.world.archive
+    hints: Any = lane.world.hints
+    delete = archive.delete
+
+    def late(names: Any) -> None:
+        archive.delete = delete
+        reviews.ask(archive, hints, Journal(archive, "hello-1").task(), run, by="ann", at=AT)
+        delete(names)
+
+    archive.delete = late
+    assert lane.tick() == []
+    assert lane.open() == ["hello-1"]
+    lane.tick()
+    lane.tick()
+    assert lane.work() == ["delivered"]
+
+
 def test_a_review_is_waited_for(lane: Lane) -> None:
     """An approval lets it go on at once; without one it is let go after a week."""
     hints: Any = lane.world.hints
