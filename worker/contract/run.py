@@ -171,7 +171,6 @@ class Run(Frozen):
         return self._with(
             inherited_steps=self.steps,
             inherited_cost_microusd=self.cost_microusd,
-            unrecorded_microusd=0,
             snapshots_of=self.parent,
             inbox_seen=0,
         )
