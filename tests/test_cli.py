@@ -445,7 +445,7 @@ def test_the_schedulers_log_shows_no_password(
     """What a library quotes of an address or a key is masked in the scheduler's log as in a worker's."""
 
     class Quotes:
-        def __init__(self, *_: Any) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
         def run(self, stop: Any) -> None:
             structlog.get_logger().warning("away: http://ann:hunter2-hunter2@host")
