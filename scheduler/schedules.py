@@ -8,6 +8,7 @@ submitted is frozen with `set`: repositories of the submitter's disk were packed
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
@@ -25,6 +26,7 @@ from worker.store.content import get_content, parsed, put_content
 
 HORIZON: Final = timedelta(days=7)
 """Due times before that are neither made up for nor counted."""
+READERS: Final = 8
 SHOWN: Final = 200
 """Newest due times that are looked at to tell what became of them."""
 
@@ -202,7 +204,8 @@ def firing(archive: Archive, name: str, due: str) -> Firing:
 
 def history(archive: Archive, name: str, now: datetime) -> list[Firing]:
     """What became of its newest due times, oldest first."""
-    return [firing(archive, name, due) for due in dues(archive, name, now - HORIZON)[-SHOWN:]]
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(lambda due: firing(archive, name, due), dues(archive, name, now - HORIZON)[-SHOWN:]))
 
 
 def sources(archive: Archive) -> set[str]:
