@@ -288,8 +288,6 @@ def _warned(view: View) -> Iterator[str]:
             yield f"{len(left_out)} changed files are not in the patch, the first is {left_out[0]}"
     if "[secret " in _words_of(view):
         yield "a secret was masked in what it said or printed"
-    if not run.cost_known:
-        yield "a reply of its model has no known price"
 
 
 def _words_of(view: View) -> str:
