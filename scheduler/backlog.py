@@ -64,8 +64,8 @@ def common(task: Task, before: Task | None) -> Task:
 
 
 def plain(run: Run) -> bool:
-    """Whether there is nothing to know of it but its submit."""
-    return run.status == "queued" and run.last_seq == 0 and not run.parent
+    """Whether there is nothing to know of it but its submit. A retry may have read what its batch was told before."""
+    return run.status == "queued" and run.last_seq == 0 and not run.parent and run.control_seen == 0
 
 
 class Backlog:

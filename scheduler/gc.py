@@ -37,6 +37,7 @@ KINDS: Final = (
     "environments",
     "images",
     "work marks",
+    "retry marks",
     "sources",
     "blobs and snapshots",
 )
@@ -154,6 +155,9 @@ def _garbage(archive: Archive, marks: dict[str, _Mark], limit: datetime) -> Garb
     garbage.found["work marks"] = [
         key for key in archive.aged("work/", older_than_s=UNNAMED_S) if key.rpartition("/")[2] not in kept
     ]
+    garbage.found["retry marks"] = [
+        key for key in archive.aged("announced/", older_than_s=UNNAMED_S) if not _announced(archive, key)
+    ]
     sources = {keys.source(mark.source) for mark in kept.values()}
     unreadable = any(mark.why for mark in kept.values())
     try:
@@ -176,6 +180,12 @@ def _garbage(archive: Archive, marks: dict[str, _Mark], limit: datetime) -> Garb
 
 def _marked(archive: Archive, run: str) -> bool:
     return archive.size(keys.open_marker(run)) is not None
+
+
+def _announced(archive: Archive, marker: str) -> bool:
+    """Whether what it marks came, and is there still."""
+    _, batch, number = marker.split("/")
+    return archive.size(keys.batch_retries(batch, int(number))) is not None
 
 
 def _needed(marks: dict[str, _Mark], batches: dict[str, set[str]], expired: set[str]) -> set[str]:

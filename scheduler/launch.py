@@ -99,21 +99,18 @@ def batch_of(
     say: Say,
     key: str = "",
     lane: Lane = "batch",
-    secret: str | None = None,
     reuse: bool = False,
     lock: Lock | None = None,
 ) -> Batch:
     """Locate, pack and store what the targets name, and freeze the batch. reuse: see Batch. lock: what its refs were
     when it was planned. Raises ManifestFault with every target that cannot be used, StoreFault."""
-    loaded, repos = located(loaded, archive, store=True, say=say, secret=secret)
+    loaded, repos = located(loaded, archive, store=True, say=say)
     if lock is not None:
         repos = locked(loaded, repos, lock, say)
     return replace(freeze(loaded, repos, key=key, lane=lane), reuse=reuse)
 
 
-def located(
-    loaded: Loaded, archive: Archive, *, store: bool, say: Say, secret: str | None = None
-) -> tuple[Loaded, list[Repo]]:
+def located(loaded: Loaded, archive: Archive, *, store: bool, say: Say) -> tuple[Loaded, list[Repo]]:
     """The manifest with all its targets, and where the code of each is. store: keep what is packed. Raises
     ManifestFault with every target that cannot be used, StoreFault."""
     repos: list[Repo] = []
@@ -126,7 +123,8 @@ def located(
             for note in one.origin.notes:
                 say(f"note: {note}")
             digest = targets.store(one.origin, archive if store else None, limit_bytes=limit_bytes)
-            repos.append(targets.repo(one.origin, digest, ref=one.target.ref, path=one.target.path, secret=secret))
+            asked = one.target
+            repos.append(targets.repo(one.origin, digest, ref=asked.ref, path=asked.path, secret=asked.secret))
         except InvalidFault as fault:
             problems.append(one.at("repo").problem("target", fault.message, fault.hint))
     if problems:
@@ -276,7 +274,7 @@ def _write(batches: Sequence[Batch], archive: Archive, *, by: str, at: str, say:
     for batch in batches:
         reused: list[str] = []
         new = submit(batch, archive, by=by, at=at, hear=reused.append)
-        complete(archive, batch.id, by=by, at=at)
+        complete(archive, batch.id)
         told = f", {len(reused)} of them reused" if reused else ""
         told += f", {len(batch.tasks) - new} were there already" if new < len(batch.tasks) else ""
         say(f"batch {batch.id}: {new} new run{'s' if new != 1 else ''}{told}")

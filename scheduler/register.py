@@ -15,6 +15,7 @@ from typing import Final
 from scheduler.backlog import Backlog, Entry, common, plain
 from scheduler.ended import End, Ended, Member, end_of
 from scheduler.plan import Group
+from scheduler.retry import begin
 from worker.contract.errors import Fault, IntegrityFault, NotFoundFault, StoreFault
 from worker.contract.events import Sealed
 from worker.contract.run import Run
@@ -164,7 +165,7 @@ class Register:
                 return journal.load(since=known.run)
             task, run = journal.task(), journal.load()
             if run.last_seq < 0:
-                journal.submit(task, by=self._by, at=self._at())
+                begin(self._archive, task, by=self._by, at=self._at())
                 run = journal.load()
             return task, run
         except StoreFault:

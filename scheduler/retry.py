@@ -4,22 +4,26 @@ runs that they repeat, and to reuse anything: whoever asks for a retry wants the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+
+import structlog
 
 from scheduler.enqueue import WRITERS, run_id, submit_run
 from scheduler.runs import View, find, view
 from scheduler.selection import Selection, failed, select
-from worker.contract.errors import ConflictFault, UsageFault
+from worker.contract.errors import ConflictFault, Fault, StoreFault, UsageFault
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
-from worker.store.inbox import Control
+from worker.store.inbox import Control, Message
 from worker.store.journal import Journal
 from worker.store.mail import Mail
-from worker.store.members import Member, announce, members, retries, submitted
+from worker.store.members import Member, Retries, announce, announced, members, retries, submitted
+
+LOG = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def retry(archive: Archive, batch: str, wished: Sequence[Wish], *, by: str, at: 
 
     A target that somebody else retried meanwhile is left to them. Raises StoreFault, IntegrityFault.
     """
+    told = len(Control(archive, batch).read())
     while True:
         number = len(retries(archive, batch))
         last = {member.target: member.ordinal for member in members(archive, batch)}
@@ -80,31 +85,65 @@ def retry(archive: Archive, batch: str, wished: Sequence[Wish], *, by: str, at: 
         }
         if not new:
             return []
-        if announce(archive, batch, list(new.values()), number=number, by=by, at=at):
-            _write(archive, batch, new.values(), by=by, at=at)
-            return list(new.values())
+        made = announce(archive, batch, list(new.values()), number=number, by=by, at=at, told=told)
+        if made is not None:
+            _write(archive, batch, number, made)
+            return list(made.runs)
 
 
-def complete(archive: Archive, batch: str, *, by: str, at: str) -> list[Member]:
-    """Write the runs that were announced and that a crash kept from being written; returns them. Raises StoreFault,
-    IntegrityFault, NotFoundFault for a batch whose submit was cut off before it named its runs."""
-    announced = [member for made in retries(archive, batch) for member in made.runs]
-    left = [member for member in announced if archive.size(keys.segment(member.run, 0)) is None]
-    if left:
-        _write(archive, batch, left, by=by, at=at)
-    return left
+def complete(archive: Archive, batch: str) -> list[Member]:
+    """Write the runs that were announced and that a crash kept from being written; returns them. Costs one request
+    where there are none. Raises StoreFault, IntegrityFault, NotFoundFault."""
+    marked = set(archive.list(keys.announced_folder(batch)))
+    left = enumerate(retries(archive, batch) if marked else ())
+    return [
+        member
+        for number, made in left
+        if keys.announced(batch, number) in marked
+        for member in _write(archive, batch, number, made)
+    ]
 
 
-def _write(archive: Archive, batch: str, new: Collection[Member], *, by: str, at: str) -> None:
-    """Each is asked what the first run of its target was asked. What the batch was told before it has read from the
-    start: a budget and a pause count for it too, a cancel was meant for those that were there."""
+def complete_all(archive: Archive) -> None:
+    """The same for every batch; one of which that cannot be done stops no other. Raises StoreFault."""
+    for batch in announced(archive):
+        try:
+            complete(archive, batch)
+        except StoreFault:
+            raise
+        except Fault as fault:
+            LOG.error("retries cannot be written", batch=batch, fault=str(fault))
+
+
+def begin(archive: Archive, task: Task, *, by: str, at: str) -> None:
+    """Write what is missing of a run that has a task: as it was announced where it is a retry. by, at: of any other.
+    Raises StoreFault, ConflictFault, IntegrityFault."""
+    if task.ordinal >= task.candidates:
+        for made in retries(archive, task.batch):
+            if any(member.run == task.run for member in made.runs):
+                _write_one(archive, task, made, Control(archive, task.batch).read())
+                return
+    submit_run(task, archive, by=by, at=at)
+
+
+def _write(archive: Archive, batch: str, number: int, made: Retries) -> list[Member]:
+    """Returns those that are new. Each is asked what the first run of its target was asked. The marker goes last."""
     first = {member.target: member.run for member in reversed(submitted(archive, batch))}
     control = Control(archive, batch).read()
 
-    def write(member: Member) -> None:
+    def write(member: Member) -> bool:
         task = Journal(archive, first[member.target]).task()
         asked = Task.model_validate(dict(task) | {"run": member.run, "ordinal": member.ordinal})
-        submit_run(asked, archive, by=by, at=at, then=Mail(Run(id=member.run), control=control).steered())
+        return _write_one(archive, asked, made, control)
 
     with ThreadPoolExecutor(WRITERS) as pool:
-        list(pool.map(write, new))
+        new = [member for member, is_new in zip(made.runs, pool.map(write, made.runs), strict=True) if is_new]
+    archive.delete([keys.announced(batch, number)])
+    return new
+
+
+def _write_one(archive: Archive, task: Task, made: Retries, control: Sequence[Message]) -> bool:
+    """Whether it is new. What the batch was told before the announcement the run has read from the start, whoever
+    writes it and when: a budget and a pause count for it too, a cancel was meant for those that were there."""
+    then = Mail(Run(id=task.run), control=control[: made.told]).steered()
+    return submit_run(task, archive, by=made.by, at=made.at, then=then)

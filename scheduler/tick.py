@@ -42,6 +42,7 @@ from scheduler.plan import (
 from scheduler.post import Post
 from scheduler.register import Attended, Register
 from scheduler.reporting import Reporter, stands
+from scheduler.retry import complete_all
 from scheduler.seal import BY, seal
 from scheduler.turns import Turns
 from worker.contract import hours
@@ -153,7 +154,7 @@ class Scheduler:
         """The decisions, by the turns that came of the rounds before."""
         passed_s = max(0.0, (now - self._planned_at).total_seconds())
         self._turns = {
-            lane: self._turns.get(lane, Turns()).after(passed_s, used.using, used.wanting)
+            lane: self._turns.get(lane, Turns()).after(passed_s, used.using, used.wanting, used.passed)
             for lane, used in self._usage.items()
         }
         settling, bounds = now < self._settled_at, Bounds(self._settings.interactive_reserve, self._settings.max_runs)
@@ -206,6 +207,8 @@ class Scheduler:
         due = self._listed_at is None or now - self._listed_at >= timedelta(seconds=self._settings.relist_s)
         if not due and submitted == self._submitted:
             return
+        if due:
+            complete_all(self._archive)
         marked = (key.removeprefix("open/") for key in self._archive.list("open/"))
         found = [name for name in marked if name not in self._deliveries]
         self._set_aside(self._register.update(found, anew=due))

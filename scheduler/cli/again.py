@@ -90,7 +90,7 @@ def retry(
     hints = edge.hints(where)
     if hints is not None:
         control.admit(hints)
-    made = {one: retries.complete(archive, one, by=by, at=edge.stamp()) for one in dict.fromkeys(meant)}
+    made = {one: retries.complete(archive, one) for one in dict.fromkeys(meant)}
     if not any(made.values()):  # else what an interrupted command began is done
         wished = retries.wishes(archive, name or [], chosen)
         for one in dict.fromkeys(wish.task.batch for wish in wished):

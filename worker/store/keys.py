@@ -163,6 +163,15 @@ def batch_retries_folder(batch: str) -> str:
     return f"batches/{batch}/retries/"
 
 
+def announced(batch: str, n: int) -> str:
+    """Marker of retries that are announced, or about to be, and perhaps not written yet."""
+    return f"{announced_folder(batch)}{n:06d}"
+
+
+def announced_folder(batch: str) -> str:
+    return f"announced/{batch}/"
+
+
 def work_marker(work: str, run: str) -> str:
     """Marker of a run that does the work of this key (scheduler/work.py)."""
     return f"work/{work}/{run}"

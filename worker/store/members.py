@@ -28,11 +28,13 @@ class Member(Frozen):
 
 
 class Retries(Frozen):
-    """Runs that were added to a batch at once. by: who asked; at: UTC, ISO 8601."""
+    """Runs that were added to a batch at once. by: who asked; at: UTC, ISO 8601. told: how many messages the batch
+    had been sent before."""
 
     v: Literal[1] = 1
     by: str
     at: str
+    told: int = 0
     runs: Annotated[tuple[Member, ...], Field(min_length=1)]
 
 
@@ -70,7 +72,17 @@ def members(archive: Archive, batch: str) -> list[Member]:
     return sorted([*first, *added], key=lambda member: place.get(member.target, len(place)))
 
 
-def announce(archive: Archive, batch: str, runs: Sequence[Member], *, number: int, by: str, at: str) -> bool:
-    """Add runs to a batch as its announcement `number`; False when somebody else's has it. Raises StoreFault."""
-    made = Retries(by=by, at=at, runs=tuple(runs))
-    return archive.create(keys.batch_retries(batch, number), canonical(made.model_dump(mode="json")))
+def announce(
+    archive: Archive, batch: str, runs: Sequence[Member], *, number: int, by: str, at: str, told: int = 0
+) -> Retries | None:
+    """Add runs to a batch as its announcement `number`; None when somebody else's has it. The marker comes first, and
+    stays until the runs are written, so that others complete what is cut off behind it. Raises StoreFault."""
+    made = Retries(by=by, at=at, told=told, runs=tuple(runs))
+    archive.create(keys.announced(batch, number), b"")
+    data = canonical(made.model_dump(mode="json"))
+    return made if archive.create(keys.batch_retries(batch, number), data) else None
+
+
+def announced(archive: Archive) -> list[str]:
+    """Batches with a marker of an announcement. Raises StoreFault."""
+    return sorted(archive.folders("announced/"))
