@@ -54,7 +54,7 @@ def test_a_thousand_runs_end_in_their_waves_on_two_workers(fleet: Fleet) -> None
     fleet.workers(WORKERS, slots=SLOTS)
     fleet.ended(fleet.submit())
     before = memory_kib(scheduler.pid)
-    assert submit(batch, fleet.archive, by="ann", at=utc_now()) == COUNT
+    submit(batch, fleet.archive, by="ann", at=utc_now())
     announce(fleet.hints)
     unanswered = 0
 
