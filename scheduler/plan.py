@@ -3,8 +3,9 @@
 `plan(now, runs, slots, ...)` gives exactly one decision a run: Ring its doorbell, Wait, or Close it.
 
 Orphans go first, because somebody's work stands still, then people, then batches. Among people, and among batches,
-it goes by turns (turns.py); inside a batch, and of one person, by age. What is begun is held back by limits alone:
-waves and the breaker are for what nobody has begun.
+it goes by turns (turns.py); inside a batch, and of one person, by age. Where batches wait, the slot after PASSED_MAX
+that people took in a row is theirs. What is begun is held back by limits alone: waves and the breaker are for what
+nobody has begun.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
-from scheduler.turns import Turns
+from scheduler.turns import PASSED_MAX, Turns
 from worker.contract.events import Failure, OutcomeName
 from worker.contract.run import Status
 
-Lane = Literal["interactive", "batch", "solo"]
+_Shared = Literal["interactive", "batch"]
+Lane = Literal[_Shared, "solo"]
 Pool = Literal["main", "solo"]
 """main workers take the lanes interactive and batch; a process of concurrency one beside them takes solo."""
 POOLS: Final[tuple[Pool, ...]] = ("main", "solo")
@@ -184,25 +186,27 @@ def plan(
     wanting = [run for run in left if decided[run.id] is None]
     for run in (run for run in wanting if run.orphan):
         decided[run.id] = table.orphan(run)
-    for lane in ("interactive", "batch"):
-        for decision in table.in_turn([run for run in wanting if run.lane == lane and not run.orphan], lane):
-            decided[decision.run] = decision
+    for decision in table.in_turn([run for run in wanting if not run.orphan]):
+        decided[decision.run] = decision
     return [decision for decision in decided.values() if decision is not None]
 
 
 @dataclass(frozen=True)
 class Usage:
     """Of a lane, from one plan to the next. using: share -> slots that it holds, by its weight. wanting: shares that
-    could use one more."""
+    could use one more. passed: slots that others took before it, less those that it was given for that; None where
+    it waits for none."""
 
     using: Mapping[str, float]
     wanting: frozenset[str]
+    passed: int | None = None
 
 
 def usage(runs: Iterable[Seen], decisions: Iterable[Decision], groups: Mapping[str, Group]) -> dict[str, Usage]:
     """What comes of a plan's decisions, by lane."""
     using: dict[str, dict[str, float]] = {"interactive": {}, "batch": {}}
     wanting: dict[str, set[str]] = {"interactive": set(), "batch": set()}
+    rung, waits = Counter[str](), False
     made = {decision.run: decision for decision in decisions}
     for run in runs:
         decision = made.get(run.id)
@@ -211,7 +215,10 @@ def usage(runs: Iterable[Seen], decisions: Iterable[Decision], groups: Mapping[s
             held[run.share] = held.get(run.share, 0.0) + 1 / weight(run, groups.get(run.batch, ALONE))
         if isinstance(decision, Ring) or (isinstance(decision, Wait) and decision.why == "slots"):
             wanting[run.lane].add(run.share)
-    return {lane: Usage(using[lane], frozenset(wanting[lane])) for lane in using}
+            rung[run.lane] += isinstance(decision, Ring) and not run.orphan
+            waits = waits or (run.lane == "batch" and isinstance(decision, Wait))
+    passed = rung["interactive"] - PASSED_MAX * rung["batch"] if waits else None
+    return {lane: Usage(using[lane], frozenset(wanting[lane]), passed if lane == "batch" else None) for lane in using}
 
 
 class _Table:
@@ -245,33 +252,42 @@ class _Table:
         self._count(run)
         return Ring(run.id, "solo" if pool == "solo" else run.lane)
 
-    def in_turn(self, wanting: list[Seen], lane: Literal["interactive", "batch"]) -> Iterator[Decision]:
+    def in_turn(self, wanting: list[Seen]) -> Iterator[Decision]:
         """A decision for each of these, who are in the order of their age."""
-        turns, queues = self._turns.get(lane, Turns()), dict[str, list[Seen]]()
+        lanes: dict[_Shared, dict[str, list[Seen]]] = {"interactive": {}, "batch": {}}
         for run in reversed(wanting):
-            queues.setdefault(run.share, []).append(run)  # the oldest last
-        while queues:
-            for share, queue in list(queues.items()):
-                while queue and (why := self._full(queue[-1])) is not None:
-                    yield Wait(queue.pop().id, why)
-                if not queue:
-                    del queues[share]
-            if not queues:
-                return
-            if not self._free(lane):
-                yield from (Wait(run.id, "slots") for queue in queues.values() for run in queue)
-                return
+            lanes[run.lane].setdefault(run.share, []).append(run)  # the oldest last
+        passed = self._turns.get("batch", Turns()).passed
+        while True:
+            for queues in lanes.values():
+                yield from self._kept_back(queues)
+            lane: _Shared = "interactive" if lanes["interactive"] else "batch"
+            if lanes["batch"] and passed >= PASSED_MAX and self._free("batch"):
+                lane = "batch"
+            if not lanes[lane] or not self._free(lane):
+                break
+            turns, queues = self._turns.get(lane, Turns()), lanes[lane]
             share = min(queues, key=lambda share: self._behind(turns, queues[share][-1]))
             run = queues[share].pop()
+            passed = passed + 1 if lane == "interactive" and lanes["batch"] else 0
             self._rooms["main"] -= 1
             self._count(run)
             yield Ring(run.id, lane)
+        yield from (Wait(run.id, "slots") for queues in lanes.values() for queue in queues.values() for run in queue)
+
+    def _kept_back(self, queues: dict[str, list[Seen]]) -> Iterator[Decision]:
+        """Takes off whoever a limit keeps back, until the first of each queue could go."""
+        for share, queue in list(queues.items()):
+            while queue and (why := self._full(queue[-1])) is not None:
+                yield Wait(queue.pop().id, why)
+            if not queue:
+                del queues[share]
 
     def _behind(self, turns: Turns, oldest: Seen) -> tuple[float, str, str]:
         using = self._held[oldest.lane, oldest.share] / weight(oldest, self.group(oldest))
         return turns.behind(oldest.share, using), oldest.since, oldest.id
 
-    def _free(self, lane: Literal["interactive", "batch"]) -> bool:
+    def _free(self, lane: _Shared) -> bool:
         kept = max(0, self._reserve - self._held["lane", "interactive"]) if lane == "batch" else 0
         return self._rooms["main"] > kept
 

@@ -136,6 +136,32 @@ def test_batches_leave_people_their_share() -> None:
     assert [decision.run for decision in decisions if isinstance(decision, Ring)] == ["p"]
 
 
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), min_size=1, max_size=15))
+def test_a_batch_has_the_slot_after_twenty_that_people_took(rounds: list[tuple[int, int]]) -> None:
+    """F28: however many people come, and however many slots are free when. rounds: both of each plan. Whoever comes
+    before that goes before the batch, which has the slots that nobody else wants."""
+    turns: dict[str, Turns] = {}
+    waiting, in_a_row, begun = 0, 0, 0
+    for come, free in rounds:
+        waiting += come
+        people = [Seen(f"p{n}", "queued", lane="interactive", by="ann") for n in range(waiting)]
+        batch = [Seen(f"b{n}", "queued", batch="night") for n in range(begun, begun + 50)]
+        decisions = plan(EPOCH, [*people, *batch], {"main": Slots(50, free)}, turns=turns)
+        rings = Counter(one.lane for one in decisions if isinstance(one, Ring))
+        expected: Counter[str] = Counter()
+        for _ in range(free):
+            lane = "interactive" if waiting and in_a_row < 20 else "batch"
+            in_a_row = in_a_row + 1 if lane == "interactive" else 0
+            waiting -= lane == "interactive"
+            expected[lane] += 1
+        assert rings == expected
+        begun += rings["batch"]
+        used = usage([*people, *batch], decisions, {})
+        turns = {
+            lane: turns.get(lane, Turns()).after(1, of.using, of.wanting, of.passed) for lane, of in used.items()
+        }
+
+
 @pytest.mark.parametrize(
     ("group", "bounds", "why"),
     [

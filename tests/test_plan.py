@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.plan import SPARE_DOORBELLS, Bounds, Close, Group, Held, Pool, Ring, Seen, Slots, Wait, plan
-from scheduler.turns import Turns
+from scheduler.turns import PASSED_MAX, Turns
 from worker.contract.events import Failure
 
 NOW = datetime(2026, 11, 30, 2, 0, tzinfo=UTC)
@@ -53,8 +53,9 @@ group = st.builds(
     tripped=st.sampled_from([False, False, True]),
 )
 groups = st.dictionaries(st.sampled_from("pqr"), group)
+served = st.dictionaries(st.sampled_from("pqr"), st.floats(0, 1e6))
 turns = st.fixed_dictionaries(
-    {"interactive": st.builds(Turns), "batch": st.dictionaries(st.sampled_from("pqr"), st.floats(0, 1e6)).map(Turns)}
+    {"interactive": st.builds(Turns), "batch": st.builds(Turns, served, st.integers(0, PASSED_MAX))}
 )
 bounds = st.builds(
     Bounds,
