@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import field_validator
 
-from worker.contract.frozen import Frozen
+from worker.contract.frozen import Frozen, later
 from worker.contract.zones import Zone
 
 OFTEN_S: Final = 10
@@ -28,12 +28,15 @@ BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 class Schedule(Frozen):
     """cron: five fields, or six with seconds in front. overlap: where the batch before has not ended, a due one is
     left out (skip), waits for it (queue), or has it cancelled first (cancel_previous). missed: of due times at which
-    no scheduler was there none is made up for (skip), the last (run_once), or all, the last ten at most (run_all)."""
+    no scheduler was there none is made up for (skip), the last (run_once), or all, the last ten at most (run_all).
+    reuse: a run whose work was done before and verified ends at once, and names the run that did it; of a repository
+    on a server of which no commit is named nothing is reused, because nobody knows it before it is fetched."""
 
     cron: str
     zone: Zone
     overlap: Literal["skip", "queue", "cancel_previous"] = "skip"
     missed: Literal["skip", "run_once", "run_all"] = "skip"
+    reuse: bool = later(True)
 
     @field_validator("cron")
     @classmethod

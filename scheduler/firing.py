@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Final
@@ -158,7 +158,7 @@ class Firings:
                 self._cancelled.add(firing.before)
             return False
         due = datetime.fromisoformat(firing.due)
-        batch = schedules.batch_of(self._archive, name, str(firing.template), due)
+        batch = replace(schedules.batch_of(self._archive, name, str(firing.template), due), reuse=firing.reuse)
         new = submit(batch, self._archive, by=f"schedule {name}", at=now.isoformat(timespec="milliseconds"))
         self._finished(known)
         if new:
@@ -218,6 +218,7 @@ class Firings:
             before=before,
             overlap=overlap,
             missed=due.missed,
+            reuse=schedule.reuse,
         )
         name, key = utc_text(due.at), keys.schedule_firing(state.name, utc_text(due.at))
         if fires:

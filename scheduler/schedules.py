@@ -17,7 +17,7 @@ from scheduler.cron import Schedule
 from scheduler.enqueue import ID_DIGITS, Batch, run_id, targets_json
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
 from worker.contract.events import Digest, canonical, digest
-from worker.contract.frozen import Frozen
+from worker.contract.frozen import Frozen, later
 from worker.contract.task import Task
 from worker.contract.zones import Moment, utc_text
 from worker.store import keys
@@ -60,7 +60,7 @@ class Firing(Frozen):
     not ended (overlap), or nobody was there (missed). batch: that was fired. template: that it is made of. before:
     the batch that was fired last before it, "" for none; overlap: what becomes of that one first. missed: due times
     before this one, since the firing before, at which no scheduler was there; this one included where it was missed.
-    """
+    reuse: as Schedule.reuse."""
 
     v: Literal[1] = 1
     due: Moment
@@ -72,6 +72,7 @@ class Firing(Frozen):
     before: str = ""
     overlap: Literal["skip", "queue", "cancel_previous"] = "skip"
     missed: int = 0
+    reuse: bool = later(True)
 
     @property
     def last_batch(self) -> str:

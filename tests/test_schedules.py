@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -13,17 +14,20 @@ import pytest
 from doubles import MemoryArchive
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs_made import claimed, ended
 
 from scheduler import reports, schedules
 from scheduler.cron import Schedule
 from scheduler.enqueue import Batch, targets_json
 from scheduler.firing import MADE_UP, ON_TIME, QUEUED, Firings, decide
 from worker.contract.errors import ConflictFault, NotFoundFault, StoreFault
+from worker.contract.run import Run
 from worker.contract.task import Repo, Task
 from worker.contract.zones import utc_text
 from worker.store import keys
 from worker.store.hints import Hints
 from worker.store.inbox import Control
+from worker.store.journal import Journal
 
 NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -132,6 +136,42 @@ def test_every_night_is_a_batch_of_its_own(place: Place) -> None:
     place.put()
     assert place.days(3) == [1, 1, 1]
     assert len(set(place.archive.folders("runs/"))) == 6
+
+
+def done(place: Place, repo: Repo, **more: Any) -> tuple[str, list[Run]]:
+    """The run of a first night, which ended as verified, and the runs of the next two nights."""
+    asked = batch("a")
+    tasks = tuple(task.model_copy(update={"repo": repo}) for task in asked.tasks)
+    schedule = Schedule(cron="0 0 * * *", zone="UTC", **more)
+    schedules.put(place.archive, NAME, schedule, replace(asked, tasks=tasks), by="ann", at=place.now.isoformat())
+    place.act(timedelta(hours=12))
+    [first] = place.archive.folders("runs/")
+    journal = Journal(place.archive, first)
+    run = journal.load()
+    for event in (claimed(), *ended(verdict="verified")):
+        run = journal.append(run, [event], attempt=run.attempt, at=place.now.isoformat())
+    place.ended |= place.open
+    assert place.days(2) == [1, 1]
+    return first, [Journal(place.archive, one).load() for one in place.archive.folders("runs/") if one != first]
+
+
+def test_verified_work_on_a_commit_that_has_not_moved_is_reused(place: Place) -> None:
+    """Night after night, naming the run that did it; each night has its batch, and nothing is left open by it."""
+    first, nights = done(place, Repo(source="3" * 64, source_kind="git"))
+    assert [(one.sealed.outcome, one.sealed.reused) for one in nights if one.sealed] == [("reused", first)] * 2
+    assert set(place.archive.list("open/")) == {keys.open_marker(first)}
+
+
+def test_a_schedule_that_reuses_nothing_has_the_work_done_again(place: Place) -> None:
+    """As submit --again does."""
+    _, nights = done(place, Repo(source="3" * 64, source_kind="git"), reuse=False)
+    assert [one.status for one in nights] == ["queued", "queued"]
+
+
+def test_of_a_branch_nothing_is_reused(place: Place) -> None:
+    """What it points at is known when it is fetched."""
+    _, nights = done(place, Repo(url="https://x.example/a", ref="main"))
+    assert [one.status for one in nights] == ["queued", "queued"]
 
 
 @pytest.mark.parametrize(

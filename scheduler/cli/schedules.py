@@ -35,8 +35,10 @@ def add(
 ) -> None:
     """Register a manifest's schedule, or replace the one of its name.
 
-    Repositories and scripts on this machine are packed now, and each batch is made of that. Branches of others are
-    looked up whenever a batch begins.
+    Repositories and scripts on this machine are packed now, and earlier batches and forges are asked for their
+    targets now: each batch is made of that. Branches of others are looked up whenever a batch begins.
+
+    What was done before and verified is reused, if not `reuse: false`; of a branch that is looked up nothing is.
     """
     from datetime import UTC, datetime
     from pathlib import Path
@@ -59,6 +61,9 @@ def add(
     state, changed = schedules.put(archive, name, asked, batch, by=edge.actor(), at=edge.stamp())
     if any(task.repo.source for task in batch.tasks):
         terminal.say("note: what lies on this machine was packed now; add it again for what changes there")
+    if loaded.awaited:
+        told = ", ".join(one.told for one in loaded.awaited)
+        terminal.say(f"note: {told} named its targets now; add it again for what is new there")
     _announce(where)
     now = datetime.now(UTC)
     times = _next(state, now, 1)
