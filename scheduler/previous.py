@@ -13,8 +13,8 @@ from worker.store.archive import Archive
 
 
 def previous_targets(archive: Archive, asked: Previous) -> list[tuple[Target, Origin]]:
-    """Those of its batch that ended as asked, in its order, with the ids they had. Raises NotFoundFault and
-    ConflictFault when there is no one such batch, IntegrityFault when a run of it cannot be read, StoreFault."""
+    """Those of its batch that ended as asked, in its order, with the ids and secrets they had. Raises NotFoundFault
+    and ConflictFault when there is no one such batch, IntegrityFault when a run of it cannot be read, StoreFault."""
     named = batches(archive, asked.batch)
     batch = named[-1].batch if named else find(archive, asked.batch, kinds=("batch",)).id
     seen = views(archive, runs_in(archive, Found("batch", batch)))
@@ -41,6 +41,7 @@ def _target(view: View) -> tuple[Target, Origin]:
         image=task.environment.image,
         id=task.target,
         vars=task.vars,
+        secret=repo.secret,
     )
     return target, _origin(repo)
 

@@ -20,6 +20,7 @@ from scheduler.targets import Origin
 from worker.contract.errors import ConflictFault, InvalidFault, NotFoundFault
 from worker.contract.frozen import Frozen, later
 from worker.contract.places import MAX_BYTES, Document, Place, Problem
+from worker.contract.secret_name import SecretName
 from worker.contract.task import Repo
 
 ID_CHARS_MAX: Final = 200
@@ -67,7 +68,8 @@ VarText = Annotated[str, Field(max_length=VAR_CHARS_MAX), AfterValidator(_data)]
 class Target(Frozen):
     """One repository. repo: URL or local path. ref: branch, tag or commit; without it, the repository's HEAD. path:
     the folder inside it to work in. image: overrides environment.image. id: unique in the batch; without one, it is
-    made of repository and path. vars: texts that prompt and commands name as {{ vars.NAME }}."""
+    made of repository and path. vars: texts that prompt and commands name as {{ vars.NAME }}. secret: NAME of what
+    opens it, `DAWN_SECRET_<NAME>` in the worker's environment."""
 
     repo: Annotated[str, Field(min_length=1)]
     ref: Annotated[str, Field(min_length=1)] | None = None
@@ -75,6 +77,7 @@ class Target(Frozen):
     image: Annotated[str, Field(min_length=1)] | None = None
     id: Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX), AfterValidator(_printable)] | None = later(None)
     vars: Annotated[dict[VarName, VarText], Field(max_length=VARS_MAX)] = later({})
+    secret: SecretName | None = later(None)
 
     @field_validator("path")
     @classmethod
@@ -111,8 +114,8 @@ class Reach:
 
 class FromFile(Frozen):
     """Targets in a file beside the manifest. file: a table, NAME.csv, whose first line names its columns (repo, ref,
-    path, image, id; any other is a var), or a text with one repository a line, where # begins a comment. Paths in it
-    are relative to the manifest."""
+    path, image, id, secret; any other is a var), or a text with one repository a line, where # begins a comment.
+    Paths in it are relative to the manifest."""
 
     file: Annotated[str, Field(min_length=1)]
 

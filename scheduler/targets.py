@@ -103,7 +103,7 @@ def _remote(url: str) -> Origin:
         host = parts.hostname or ""
         raise InvalidFault(
             f"the URL of {host} holds credentials, which would be archived",
-            hint="take them out, set DAWN_SECRET_NAME for the worker and pass --secret NAME",
+            hint="take them out, set DAWN_SECRET_NAME for the worker, and write `secret: NAME` or --secret NAME",
         )
     if not parts.hostname or parts.hostname.startswith("-"):
         raise InvalidFault(f"{url} names no host", hint="write https://host/owner/name")

@@ -55,13 +55,13 @@ def repository(place: Path) -> None:
 def test_a_table_lists_targets(folder: Path) -> None:
     """Its own columns, an empty cell left out, and every other column a var; quotes as spreadsheets write them."""
     (folder / "repos.csv").write_text(
-        "\ufeffrepo,ref,image,id,owner,note\n"
-        'https://git.example.org/a,main,node,first,ann,"two\nlines, and ""quotes"""\n'
+        "\ufeffrepo,ref,image,id,secret,owner,note\n"
+        'https://git.example.org/a,main,node,first,FORGE,ann,"two\nlines, and ""quotes"""\n'
         "\n"
-        "https://git.example.org/b,,,,bob,\n"
+        "https://git.example.org/b,,,,,bob,\n"
     )
     first, second = load(folder, "{file: repos.csv}").targets
-    assert (first.id, first.target.ref, first.target.image) == ("first", "main", "node")
+    assert (first.id, first.target.ref, first.target.image, first.target.secret) == ("first", "main", "node", "FORGE")
     assert first.target.vars == {"owner": "ann", "note": 'two\nlines, and "quotes"'}
     assert (second.id, second.target.ref, second.target.vars) == ("b", None, {"owner": "bob", "note": ""})
 
@@ -268,9 +268,9 @@ def test_an_earlier_batch_lists_its_targets_by_what_became_of_them(folder: Path,
 
 
 def test_a_target_of_an_earlier_batch_is_as_it_was(folder: Path, archive: Archive) -> None:
-    """Id, ref, path, image, vars, and the packed code of a folder that may be gone since."""
+    """Id, ref, path, image, vars, secret, and the packed code of a folder that may be gone since."""
     repository(folder / "local")
-    targets = "[{repo: local, ref: main, path: p, image: node, id: mine, vars: {who: ann}}]"
+    targets = "[{repo: local, ref: main, path: p, image: node, id: mine, vars: {who: ann}, secret: FORGE}]"
     first = batch_of(load(folder, targets), archive, say=lambda _: None)
     submit(first, archive, by="me", at=AT)
     shutil.rmtree(folder / "local")
@@ -279,7 +279,18 @@ def test_a_target_of_an_earlier_batch_is_as_it_was(folder: Path, archive: Archiv
     second = batch_of(again, archive, say=lambda _: None)
     [old], [new] = first.tasks, second.tasks
     assert (new.target, new.repo, new.environment, new.vars) == (old.target, old.repo, old.environment, old.vars)
+    assert new.repo.secret == "FORGE"
     assert new.commands == ("tell 'ann'",)
+
+
+@pytest.mark.parametrize("place", ["target", "table"])
+def test_the_value_of_a_secret_is_no_name(folder: Path, place: str) -> None:
+    """It is refused before anything is stored, and not repeated."""
+    (folder / "repos.csv").write_text("repo,secret\nhttps://git.example.org/a,ghp_0815\n")
+    listed = {"target": "[{repo: https://git.example.org/a, secret: ghp_0815}]", "table": "{file: repos.csv}"}
+    [line] = told(folder, listed[place])
+    assert "must be the NAME of a secret, in capitals, never its value: set DAWN_SECRET_NAME" in line
+    assert "ghp_0815" not in line
 
 
 def test_a_target_without_a_var_is_told_though_an_earlier_batch_may_have_it(folder: Path) -> None:

@@ -80,7 +80,8 @@ def run(
     from scheduler.reading import COMMAND_LINE, load_tools, parse
 
     where = edge.settings()
-    target: dict[str, Any] = {"repo": repo, "path": path, **({} if ref is None else {"ref": ref})}
+    given = {"repo": repo, "path": path, "ref": ref, "secret": _secret(secret)}
+    target = {name: value for name, value in given.items() if value is not None}
     data: dict[str, Any] = {
         "version": 1,
         "name": "run",
@@ -102,7 +103,6 @@ def run(
         say=terminal.say,
         key=key if key is not None else secrets.token_hex(8),
         lane="interactive",
-        secret=_secret(secret),
     )
     go([batch], archive, where, detach=detach, wait=not no_wait, as_json=json)
 
@@ -296,13 +296,9 @@ def _fail_on(word: str) -> FailOn:
 
 
 def _secret(name: str | None) -> str | None:
-    import re
-
     from worker.contract.errors import UsageFault
+    from worker.contract.secret_name import ADVICE, RULE, is_secret_name
 
-    if name is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]{0,63}", name):
-        raise UsageFault(
-            "--secret takes the NAME of a secret, in capitals, never its value",
-            hint="set DAWN_SECRET_NAME in the worker's environment and pass --secret NAME",
-        )
+    if name is not None and not is_secret_name(name):
+        raise UsageFault(f"--secret takes {RULE}", hint=f"{ADVICE} and pass --secret NAME")
     return name

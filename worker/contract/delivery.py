@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from worker.contract.frozen import Frozen
+from worker.contract.secret_name import SecretName
 
 BRANCH_WORDS: Final = frozenset({"run", "batch", "target", "key"})
 WORDS: Final = BRANCH_WORDS | {"task", "outcome", "verdict", "summary"}
@@ -48,7 +49,7 @@ class Deliver(Frozen):
     base: Annotated[str, Field(max_length=200)] | None = None
     forge: Literal["auto", "github", "gitlab"] = "auto"
     api_url: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")] | None = None
-    token: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    token: SecretName | None = None
     rate_per_hour: Annotated[int, Field(ge=1, le=1_000)] = 20
     open_per_repo: Annotated[int, Field(ge=1, le=100)] = 3
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from worker.contract.frozen import Frozen
+from worker.contract.secret_name import SecretName
 
 Word = Literal["done", "needs_person", "breaker", "budget", "unfinished"]
 """done: no run is open. needs_person: something waits for somebody. breaker, budget: runs were not begun for it.
@@ -49,7 +50,7 @@ class Notify(Frozen):
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.(html|md|json)$")] | None = None
     webhook: Annotated[str, Field(max_length=URL_CHARS), AfterValidator(_address)] | None = None
-    secret: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")] | None = None
+    secret: SecretName | None = None
     on: Annotated[tuple[Word, ...], Field(min_length=1)] = ("done", "needs_person", "breaker")
 
     @model_validator(mode="after")
