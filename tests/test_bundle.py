@@ -21,6 +21,7 @@ from scheduler.enqueue import submit
 from scheduler.exports.bundle import index
 from scheduler.fork import Wish, fork
 from scheduler.imports.bundle import bring_in, prove
+from worker.contract.delivered import Review
 from worker.contract.environment import PreparedEnvironment
 from worker.contract.errors import ConflictFault, ExitCode, Fault, IntegrityFault, UsageFault
 from worker.contract.events import Observation, Observed, Prepared, canonical, digest
@@ -30,7 +31,8 @@ from worker.store import keys, tar
 from worker.store.archive import Archive, open_archive
 from worker.store.bundle import INDEX, SCHEME, Bundle, Index, Root, write
 from worker.store.content import put_content
-from worker.store.inbox import Inbox
+from worker.store.deliveries import write_review
+from worker.store.inbox import Control, Inbox
 from worker.store.journal import Journal
 
 Seal = Callable[..., Path]
@@ -370,6 +372,26 @@ def test_an_import_refuses_a_conflict_and_writes_nothing(forked: str, elsewhere:
     there.create(keys.task(PARENT), b"{}")
     assert dawn(["import", "bundle.tar"]) == ExitCode.CONFLICT
     assert list(there.list("")) == [keys.task(PARENT)]
+
+
+@pytest.mark.parametrize("what", ["review", "cancel"])
+def test_an_import_adds_nothing_to_what_is_there(archive: Archive, forked: str, tmp_path: Path, what: str) -> None:
+    """Neither a review nor a word to a batch: who made the bundle would approve a patch here, or end a batch."""
+    batch = Journal(archive, forked).task().batch
+    theirs = open_archive(f"file://{tmp_path}/theirs", Settings())
+    bring_in(sealed(forked), theirs)
+    if what == "review":
+        patch = Journal(archive, PARENT).load().sealed.artifacts["patch.diff"]  # type: ignore[union-attr]
+        write_review(theirs, PARENT, Review(n=0, decision="approved", patch=patch, by="them", at=AT))
+    else:
+        Control(theirs, batch).put("cancel", by="them", at=AT)
+    made = index(theirs, [Root(kind="run", id=forked)], [forked], images=False)
+    with (path := tmp_path / "more.tar").open("wb") as out:
+        write(theirs, made, out)
+    before = list(archive.list(""))
+    with pytest.raises(ConflictFault, match="is new to what"):
+        bring_in(Bundle(f"{SCHEME}{path}"), archive)
+    assert list(archive.list("")) == before
 
 
 def test_a_large_object_comes_in_whole(tmp_path: Path, archive: Archive, make_run: Make) -> None:

@@ -1,11 +1,11 @@
-"""Owns proving a sealed bundle, and putting its objects into an archive. Refuses to replace one that is there, and a
-bundle of which anything is wrong.
+"""Owns proving a sealed bundle, and putting its objects into an archive. Refuses to replace one that is there, to add
+to a run or batch that is there, and a bundle of which anything is wrong.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 from scheduler.runs import Found
 from scheduler.verify import Checked, check
 from worker.contract.errors import ConflictFault, IntegrityFault
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.bundle import Bundle
 from worker.store.content import measured
@@ -22,7 +23,7 @@ FOLDERS: Final = ("batches/", "environments/", "images/", "runs/", "sources/")
 """What evidence consists of. Markers are no part of it: one could have a deployment work on what has ended."""
 
 IN_MEMORY_BYTES: Final = 8 * 2**20
-SHOWN: Final = 5
+APART: Final = "import it into an archive of its own: DAWN_ARCHIVE"
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ def prove(bundle: Bundle) -> Checked:
 def bring_in(bundle: Bundle, archive: Archive) -> Imported:
     """Create every object of a bundle in the archive, what others are found by last, so that one that was cut off is
     completed by the next. Raises IntegrityFault for a bundle of which something is wrong, ConflictFault when other
-    bytes stand under one of its keys: then nothing was written, unless they came in this moment; StoreFault."""
+    bytes stand under one of its keys, or one is new to a run or batch that is there: then nothing was written, unless
+    they came in this moment; StoreFault."""
     checked = prove(bundle)
     if checked.problems:
         more = f" and {len(checked.problems) - 1} more" if len(checked.problems) > 1 else ""
         raise IntegrityFault(f"{checked.problems[0]}{more}", hint=f"see all: dawn verify {bundle.path}")
     wanted = sorted(bundle.list(""), key=lambda key: (_rank(key), key))
     missing = [key for key in wanted if not _there(bundle, archive, key)]
+    _refuse_more(archive, missing)
     for key in missing:
         if not _create(bundle, archive, key):
             _there(bundle, archive, key)
@@ -83,10 +86,21 @@ def _there(bundle: Bundle, archive: Archive, key: str) -> bool:
     if archive.size(key) is None:
         return False
     if measured(archive, key) != (bundle.size(key), bundle.digest(key)):
-        raise ConflictFault(
-            f"{archive.url} has another object under {key}", hint="import it into an archive of its own: DAWN_ARCHIVE"
-        )
+        raise ConflictFault(f"{archive.url} has another object under {key}", hint=APART)
     return True
+
+
+def _refuse_more(archive: Archive, missing: Sequence[str]) -> None:
+    """What is whole grows by those who work on it only: no bundle approves a patch, cancels a batch or adds a retry.
+    The last object of a run or batch that is written says that it is whole."""
+    lasts = {}
+    for key in missing:
+        folder, name, *_ = key.split("/")
+        if folder in ("batches", "runs"):
+            lasts[keys.batch_targets(name) if folder == "batches" else keys.task(name)] = key
+    for last, key in lasts.items():
+        if archive.size(last) is not None:
+            raise ConflictFault(f"{key} is new to what {archive.url} has already", hint=APART)
 
 
 def _create(bundle: Bundle, archive: Archive, key: str) -> bool:
