@@ -18,13 +18,16 @@ from scheduler import control, targets
 from scheduler.budget import Gate
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
-from scheduler.lock import Lock, locked
+from scheduler.lock import Lock, listed, locked
 from scheduler.manifest import Manifest
 from scheduler.previous import previous_targets
 from scheduler.reading import Loaded, ManifestFault
 from scheduler.retry import complete
 from scheduler.runs import Found, View, find, runs_in, standing
+from scheduler.search import search
+from scheduler.sources import Asked, Previous, Target
 from scheduler.stack import Stack, connected
+from scheduler.targets import Origin
 from scheduler.why import behind
 from worker.contract.errors import ExitCode, HintsFault, InvalidFault, NotFoundFault, StoreFault
 from worker.contract.events import Record
@@ -102,8 +105,10 @@ def batch_of(
     reuse: bool = False,
     lock: Lock | None = None,
 ) -> Batch:
-    """Locate, pack and store what the targets name, and freeze the batch. reuse: see Batch. lock: what its refs were
-    when it was planned. Raises ManifestFault with every target that cannot be used, StoreFault."""
+    """Locate, pack and store what the targets name, and freeze the batch. reuse: see Batch. lock: what its targets
+    were when it was planned. Raises ManifestFault with every target that cannot be used, ForgeFault, StoreFault."""
+    if lock is not None:
+        loaded = listed(loaded, lock, say)
     loaded, repos = located(loaded, archive, store=True, say=say)
     if lock is not None:
         repos = locked(loaded, repos, lock, say)
@@ -112,11 +117,19 @@ def batch_of(
 
 def located(loaded: Loaded, archive: Archive, *, store: bool, say: Say) -> tuple[Loaded, list[Repo]]:
     """The manifest with all its targets, and where the code of each is. store: keep what is packed. Raises
-    ManifestFault with every target that cannot be used, StoreFault."""
+    ManifestFault with every target that cannot be used, ForgeFault, StoreFault."""
     repos: list[Repo] = []
     problems = []
     limit_bytes = loaded.manifest.limits.workspace_bytes
-    loaded = loaded.resolved(lambda previous: previous_targets(archive, previous))
+
+    def ask(asked: Asked) -> Sequence[tuple[Target, Origin | None]]:
+        return (
+            previous_targets(archive, asked)
+            if isinstance(asked, Previous)
+            else [(target, None) for target in search(asked, say)]
+        )
+
+    loaded = loaded.resolved(ask)
     loaded = replace(loaded, manifest=_replayed(loaded.manifest, archive))
     for one in loaded.targets:
         try:

@@ -9,15 +9,17 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from scheduler.reading import Loaded
-from scheduler.sources import text_file
+from scheduler.reading import Loaded, ManifestFault
+from scheduler.sources import Asked, Target, text_file
+from scheduler.targets import Origin
 from worker.contract.errors import InvalidFault, UsageFault
 from worker.contract.events import canonical, digest
-from worker.contract.task import Frozen, Repo
+from worker.contract.frozen import Frozen, later
+from worker.contract.task import Repo
 
 SUFFIX: Final = ".lock"
 
@@ -35,12 +37,33 @@ class LockedTarget(Frozen):
     source: str | None = None
 
 
+class LockedName(Frozen):
+    """A target that an archive or a forge named, and where its code is, when that was said."""
+
+    target: Target
+    origin: Origin | None = later(None)
+
+
+class LockedAnswer(Frozen):
+    """asked: what an archive or a forge was asked, as the manifest says it. named: in their order."""
+
+    asked: dict[str, Any]
+    named: tuple[LockedName, ...]
+
+
 class Lock(Frozen):
-    """targets_digest: of all that the manifest says of its targets; a prompt may change under a lock."""
+    """targets_digest: of all that the manifest says of its targets; a prompt may change under a lock. answers: what
+    earlier batches and forges were asked, and the targets that they named."""
 
     v: Literal[1] = 1
     targets_digest: str
     targets: tuple[LockedTarget, ...]
+    answers: tuple[LockedAnswer, ...] = later(())
+
+    def answer(self, asked: Asked) -> list[tuple[Target, Origin | None]]:
+        """As it was when the lock was made. Raises KeyError where that was not asked."""
+        known = {canonical(one.asked): one.named for one in self.answers}
+        return [(one.target, one.origin) for one in known[canonical(asked.model_dump(mode="json"))]]
 
     def text(self) -> str:
         """As it is written: JSON, one value a line, the same for the same targets."""
@@ -81,7 +104,30 @@ def lock_of(loaded: Loaded, repos: Sequence[Repo]) -> Lock:
             )
             for one, repo in zip(loaded.targets, repos, strict=True)
         ),
+        answers=tuple(
+            LockedAnswer(
+                asked=asked.model_dump(mode="json"),
+                named=tuple(LockedName(target=target, origin=origin) for target, origin in named),
+            )
+            for asked, named in loaded.answers
+        ),
     )
+
+
+def listed(loaded: Loaded, lock: Lock, say: Callable[[str], None]) -> Loaded:
+    """With the targets that earlier batches and forges named when the lock was made, which is said; as it is where
+    the lock is of other targets."""
+    if not loaded.awaited:
+        return loaded
+    try:
+        known = loaded.resolved(lock.answer)
+    except (KeyError, ManifestFault):  # what is wrong is told of what they name now
+        return loaded
+    if lock.targets_digest != _asked(known):
+        return loaded
+    told = ", ".join(asked.told for asked in loaded.awaited)
+    say(f"note: the targets of {told} are those of the lock; renew it: dawn plan {loaded.name}")
+    return known
 
 
 def locked(loaded: Loaded, repos: Sequence[Repo], lock: Lock, say: Callable[[str], None]) -> list[Repo]:

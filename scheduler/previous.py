@@ -12,7 +12,7 @@ from worker.contract.task import Repo
 from worker.store.archive import Archive
 
 
-def previous_targets(archive: Archive, asked: Previous) -> list[tuple[Target, Origin]]:
+def previous_targets(archive: Archive, asked: Previous) -> list[tuple[Target, Origin | None]]:
     """Those of its batch that ended as asked, in its order, with the ids and secrets they had. Raises NotFoundFault
     and ConflictFault when there is no one such batch, IntegrityFault when a run of it cannot be read, StoreFault."""
     named = batches(archive, asked.batch)
@@ -31,7 +31,7 @@ def _words(view: View) -> set[str]:
     return {"all", sealed.outcome, sealed.verdict or ""} | ({"not_reached"} if sealed.outcome == "skipped" else set())
 
 
-def _target(view: View) -> tuple[Target, Origin]:
+def _target(view: View) -> tuple[Target, Origin | None]:
     task = view.task
     repo = task.repo
     target = Target(

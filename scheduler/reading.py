@@ -14,7 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from scheduler.complaints import complaints
 from scheduler.manifest import Manifest, Work
 from scheduler.resolve import Resolved, Text, resolve
-from scheduler.sources import At, FromPrevious, PreviousReader, Reach, Source, text_file
+from scheduler.sources import Asked, At, Outside, Reach, Source, Target, text_file
+from scheduler.targets import Origin
 from scheduler.template import MARK
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import parse_model_name
@@ -25,13 +26,17 @@ COMMAND_LINE: Final = "command line"
 """Name of a manifest that was made of options: its lines and columns mean nothing to anybody."""
 
 
+Answer = tuple[Asked, Sequence[tuple[Target, Origin | None]]]
+"""What somebody was asked, and the targets that he named."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A valid manifest. text: the file as written. folder: what relative paths are relative to.
 
     script: text of the script when the model is scripted. document: where each value stands. texts: the prompt, then
-    each command, as written. targets: what its sources come to; without those of `awaited`, which only an archive can
-    tell (`resolved`). excluded: names of those that it leaves out.
+    each command, as written. targets: what its sources come to; without those of `awaited`, which only archive and
+    forges can tell (`resolved`). answers: what those said. excluded: names of those that it leaves out.
     """
 
     manifest: Manifest
@@ -42,18 +47,26 @@ class Loaded:
     document: Document
     texts: tuple[Text, ...]
     targets: tuple[Resolved, ...]
-    awaited: tuple[FromPrevious, ...] = ()
+    awaited: tuple[Asked, ...] = ()
     excluded: tuple[str, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
-    def resolved(self, previous: PreviousReader) -> Loaded:
-        """With all targets. Raises ManifestFault, and StoreFault and the like as the reader does."""
+    def resolved(self, outside: Outside) -> Loaded:
+        """With all targets. Raises ManifestFault, and StoreFault and the like as whoever is asked does."""
         if not self.awaited:
             return self
+        answers: list[Answer] = []
+
+        def ask(asked: Asked) -> Sequence[tuple[Target, Origin | None]]:
+            answers.append((asked, outside(asked)))
+            return answers[-1][1]
+
         entries, whole = _entries(self.document, enumerate(self.manifest.targets)), self.document.place(("targets",))
-        found = resolve(self.manifest, entries, whole, Reach(self.folder, previous), self.texts)
+        found = resolve(self.manifest, entries, whole, Reach(self.folder, ask), self.texts)
         if found.problems:
             raise ManifestFault(self.name, found.problems)
-        return replace(self, targets=tuple(found.targets), awaited=(), excluded=tuple(found.excluded))
+        targets, excluded = tuple(found.targets), tuple(found.excluded)
+        return replace(self, targets=targets, awaited=(), excluded=excluded, answers=tuple(answers))
 
 
 class ManifestFault(InvalidFault):

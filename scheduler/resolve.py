@@ -13,7 +13,18 @@ from typing import Final
 from scheduler import template
 from scheduler.complaints import nearest
 from scheduler.manifest import Manifest
-from scheduler.sources import ID_CHARS_MAX, At, FromPrevious, Listed, Reach, Source, Target
+from scheduler.sources import (
+    ID_CHARS_MAX,
+    Asked,
+    At,
+    FromGitHub,
+    FromGitLab,
+    FromOutside,
+    Listed,
+    Reach,
+    Source,
+    Target,
+)
 from scheduler.targets import Origin, locate
 from worker.contract.errors import InvalidFault
 from worker.contract.places import Place, Problem
@@ -46,12 +57,12 @@ class Resolved:
 
 @dataclass
 class Resolution:
-    """targets: in the manifest's order. problems: all that is wrong. awaited: sources that only an archive can
-    answer, where none was asked. excluded: ids, or repositories, of those that the manifest leaves out."""
+    """targets: in the manifest's order. problems: all that is wrong. awaited: what archive and forges must say, where
+    they were not asked. excluded: ids, or repositories, of those that the manifest leaves out."""
 
     targets: list[Resolved] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    awaited: list[FromPrevious] = field(default_factory=list)
+    awaited: list[Asked] = field(default_factory=list)
     excluded: list[str] = field(default_factory=list)
 
 
@@ -65,17 +76,18 @@ def resolve(
     sound: bool = True,
 ) -> Resolution:
     """What the entries come to. entries: the manifest's targets, or when it is not `sound`, those of them that are.
-    whole: the place of all of them. texts: the prompt, then each command. Raises StoreFault and the like as a reader
-    of earlier batches does."""
+    whole: the place of all of them. texts: the prompt, then each command. What a search finds and an entry before it
+    lists is not listed again. Raises StoreFault and the like as whoever is asked does."""
     found = Resolution()
     listed: list[Listed] = []
     for entry, at in entries:
-        if isinstance(entry, FromPrevious) and reach.previous is None:
-            found.awaited.append(entry)
+        if isinstance(entry, FromOutside) and reach.outside is None:
+            found.awaited.append(entry.asked)
+        before = {_address(one.target.repo) for one in listed if isinstance(entry, FromGitHub | FromGitLab)}
         for one in entry.expand(reach, at):
             if isinstance(one, Problem):
                 found.problems.append(one)
-            else:
+            elif _address(one.target.repo) not in before:  # what a search finds beside is no second target
                 listed.append(one)
     wanted: list[Listed] = []
     for one in listed:
@@ -120,6 +132,11 @@ def resolve(
             for (name, one, origin), own in zip(kept, values, strict=True)
         ]
     return found
+
+
+def _address(repo: str) -> str:
+    """The same for the ways in which one repository is written."""
+    return repo.rstrip("/").removesuffix(".git").casefold()
 
 
 def _matches(globs: Sequence[str], *names: str) -> bool:

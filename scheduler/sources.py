@@ -1,5 +1,5 @@
-"""Owns where the targets of a manifest are listed: in it, in a file, in a folder of clones, in an earlier batch.
-Refuses to read what a repository holds.
+"""Owns where the targets of a manifest are listed: in it, in a file, in a folder of clones, in an earlier batch, on a
+forge. Refuses to read what a repository holds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from scheduler import pack
 from scheduler.complaints import complaints
 from scheduler.targets import Origin
-from worker.contract.errors import ConflictFault, InvalidFault, NotFoundFault
+from worker.contract.errors import ConflictFault, ForgeFault, InvalidFault, NotFoundFault
 from worker.contract.frozen import Frozen, later
 from worker.contract.places import MAX_BYTES, Document, Place, Problem
+from worker.contract.search import GitHubSearch, GitLabSearch
 from worker.contract.secret_name import SecretName
 from worker.contract.task import Repo
 
@@ -105,11 +106,11 @@ class Listed:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a source may look at. folder: what paths are relative to. previous: reads an earlier batch; None where no
-    archive is at hand, and then it lists nothing."""
+    """What a source may look at. folder: what paths are relative to. outside: asks archive and forges; None offline,
+    and then such sources list nothing."""
 
     folder: Path
-    previous: PreviousReader | None = None
+    outside: Outside | None = None
 
 
 class FromFile(Frozen):
@@ -165,39 +166,85 @@ class Previous(Frozen):
         BeforeValidator(lambda value: (value,) if isinstance(value, str) else value, Where | tuple[Where, ...]),
     ]
 
+    @property
+    def told(self) -> str:
+        return f"batch {self.batch}"
+
 
 class FromPrevious(Frozen):
     """Targets of an earlier batch that ended in some way, read from the archive when a plan is made or submitted."""
 
     previous: Previous
 
+    @property
+    def asked(self) -> Previous:
+        return self.previous
+
     def expand(self, reach: Reach, at: At) -> Iterator[Listed | Problem]:
-        """In that batch's order; nothing where no archive is at hand."""
-        if reach.previous is None:
-            return
-        try:
-            for target, origin in reach.previous(self.previous):
-                yield Listed(target, at, origin)
-        except (NotFoundFault, ConflictFault) as fault:
-            yield at("previous").problem("target", fault.message, fault.hint)
+        """In that batch's order; nothing offline."""
+        return _outside(reach, self.asked, "previous", at)
+
+
+class FromGitHub(Frozen):
+    """Repositories of GitHub, asked for when a plan is made or submitted."""
+
+    github: GitHubSearch
+
+    @property
+    def asked(self) -> GitHubSearch:
+        return self.github
+
+    def expand(self, reach: Reach, at: At) -> Iterator[Listed | Problem]:
+        """By path, which is their id; nothing offline. Raises ForgeFault where it may go better another time."""
+        return _outside(reach, self.asked, "github", at)
+
+
+class FromGitLab(Frozen):
+    """Repositories of a group of GitLab, asked for when a plan is made or submitted."""
+
+    gitlab: GitLabSearch
+
+    @property
+    def asked(self) -> GitLabSearch:
+        return self.gitlab
+
+    def expand(self, reach: Reach, at: At) -> Iterator[Listed | Problem]:
+        """By path, which is their id; nothing offline. Raises ForgeFault where it may go better another time."""
+        return _outside(reach, self.asked, "gitlab", at)
 
 
 def _kind(value: Any) -> str:
     """The key that says where an entry's targets are."""
     written = value if isinstance(value, Mapping) else type(value).model_fields if isinstance(value, Frozen) else ()
-    return next((key for key in ("file", "folder", "previous") if key in written), "repo")
+    return next((key for key in ("file", "folder", "previous", "github", "gitlab") if key in written), "repo")
 
 
-PreviousReader = Callable[[Previous], Sequence[tuple[Target, Origin]]]
-"""Raises NotFoundFault, ConflictFault, StoreFault."""
+FromOutside = FromPrevious | FromGitHub | FromGitLab
+"""Who else must be asked which targets there are."""
+Asked = Previous | GitHubSearch | GitLabSearch
+"""What they are asked. Each has `told`, for people."""
+Outside = Callable[[Asked], Sequence[tuple[Target, Origin | None]]]
+"""Raises NotFoundFault, ConflictFault, ForgeFault, StoreFault."""
 Source = Annotated[
     Annotated[Target, Tag("repo")]
     | Annotated[FromFile, Tag("file")]
     | Annotated[FromFolder, Tag("folder")]
-    | Annotated[FromPrevious, Tag("previous")],
+    | Annotated[FromPrevious, Tag("previous")]
+    | Annotated[FromGitHub, Tag("github")]
+    | Annotated[FromGitLab, Tag("gitlab")],
     Discriminator(_kind),
 ]
 """An entry of a manifest's targets. Each kind has `expand`."""
+
+
+def _outside(reach: Reach, asked: Asked, key: str, at: At) -> Iterator[Listed | Problem]:
+    try:
+        for target, origin in () if reach.outside is None else reach.outside(asked):
+            yield Listed(target, at, origin)
+    except (NotFoundFault, ConflictFault, ForgeFault) as fault:
+        if fault.retryable:
+            raise
+        yield at(key).problem("target", fault.message, fault.hint)
 
 
 def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -122,7 +122,7 @@ def test_what_only_the_archive_knows_is_said(capsys: pytest.CaptureFixture[str])
         "task: {commands: ['echo {{ vars.who }}']}\n"
     )
     said = validate(capsys, text, code=0)
-    assert (said["targets"], said["awaited"]) == ([], ["fleet"])
+    assert (said["targets"], said["awaited"]) == ([], ["batch fleet"])
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -64,12 +64,12 @@ def validate(
         terminal.emit_json("dawn.validated/1", file=file, valid=False, problems=_problems(fault))
         raise typer.Exit(int(fault.exit_code)) from None
     targets = [one.id for one in loaded.targets]
-    awaited = [one.previous.batch for one in loaded.awaited]
+    awaited = [one.told for one in loaded.awaited]
     if json:
         terminal.emit_json("dawn.validated/1", file=file, valid=True, problems=[], targets=targets, awaited=awaited)
         return
     count = f"{len(targets)} target{'s' if len(targets) != 1 else ''}"
-    later = f", and what the archive will say of batch {', '.join(awaited)}" if awaited else ""
+    later = f", and those of {', '.join(awaited)}, where nobody looked" if awaited else ""
     terminal.emit(f"{file} is valid: {count}{later}")
 
 

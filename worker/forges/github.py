@@ -13,13 +13,18 @@ from typing import Any, Final
 from github import Auth, Github
 from github.GithubException import BadAttributeException, GithubException, RateLimitExceededException
 from github.PullRequest import PullRequest as Pull
+from github.Repository import Repository as Repo
 from requests.exceptions import RequestException
 
 from worker.contract.errors import ForgeFault
-from worker.forges.protocol import LOOKED_AT, PullRequest, State, marks_of
+from worker.contract.search import GitHubSearch
+from worker.forges.protocol import LOOKED_AT, PullRequest, Repository, State, marks_of
 
 TIMEOUT_S: Final = 30
 PAGE: Final = 100
+SEARCHED: Final = 1_000
+"""GitHub tells no more of a search."""
+NEEDS: Final = "the token needs to read and write contents and pull requests"
 SECONDARY_WAIT_S: Final = 60.0
 """GitHub: of a secondary limit that says no time, wait at least a minute."""
 
@@ -29,18 +34,7 @@ class GitHub:
 
     def __init__(self, api_url: str, path: str, token: str, verify: bool | str) -> None:
         self._owner = path.partition("/")[0]
-        self._api = Github(
-            auth=Auth.Token(token),
-            base_url=api_url,
-            timeout=TIMEOUT_S,
-            per_page=PAGE,
-            verify=verify,
-            retry=None,
-            seconds_between_requests=None,
-            seconds_between_writes=None,
-            lazy=True,
-        )
-        self._repo = self._api.get_repo(path)
+        self._repo = _api(api_url, token, verify).get_repo(path)
 
     def find(self, branch: str) -> PullRequest | None:
         with _faults():
@@ -78,6 +72,48 @@ class GitHub:
                 pull.create_review_request(team_reviewers=teams)
 
 
+def repositories(asked: GitHubSearch, token: str | None, verify: bool | str) -> Iterator[Repository]:
+    """What GitHub lists of them, page by page. A search is narrowed where GitHub can, and not cut off: raises
+    ForgeFault where it comes to more than SEARCHED, or GitHub did not look at all."""
+    with _faults("it is spelled as there, and the token may read it"):
+        api = _api(asked.api_url, token, verify)
+        if asked.org is not None:
+            yield from map(_listed, api.get_organization(asked.org).get_repos(sort="full_name", direction="asc"))
+            return
+        words = [
+            asked.query,
+            "" if asked.topic is None else f"topic:{asked.topic}",
+            "" if asked.archived else "archived:false",
+            "fork:true" if asked.forks else "",
+        ]
+        found = api.search_repositories(" ".join(word for word in words if word))
+        for number, one in enumerate(found):
+            if number == 0 and found.totalCount > SEARCHED:
+                told = f"{found.totalCount:,} repositories fit, and a search of GitHub names {SEARCHED:,}"
+                raise ForgeFault("refused", told, hint="narrow the query, or ask for an org")
+            yield _listed(one)
+        if found.incomplete_results:
+            raise ForgeFault("connection", "GitHub had no time to search everything", retryable=True)
+
+
+def _api(api_url: str, token: str | None, verify: bool | str) -> Github:
+    return Github(
+        auth=None if token is None else Auth.Token(token),
+        base_url=api_url,
+        timeout=TIMEOUT_S,
+        per_page=PAGE,
+        verify=verify,
+        retry=None,
+        seconds_between_requests=None,
+        seconds_between_writes=None,
+        lazy=True,
+    )
+
+
+def _listed(one: Repo) -> Repository:
+    return Repository(one.clone_url, one.full_name, one.archived, one.fork, tuple(one.topics or ()))
+
+
 def _told(pull: Pull) -> PullRequest:
     state: State = (
         "merged" if pull.merged_at else "closed" if pull.state == "closed" else "draft" if pull.draft else "pr"
@@ -86,12 +122,12 @@ def _told(pull: Pull) -> PullRequest:
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
-    """Translate PyGithub's exceptions."""
+def _faults(needs: str = NEEDS) -> Iterator[None]:
+    """Translate PyGithub's exceptions. needs: hint where access is refused."""
     try:
         yield
     except GithubException as error:
-        raise _fault(error) from error
+        raise _fault(error, needs) from error
     except BadAttributeException as error:
         raise ForgeFault("answer", f"GitHub's answer is none that we know: {error}") from error
     except (RequestException, OSError) as error:
@@ -107,7 +143,7 @@ def _faults() -> Iterator[None]:
         raise ForgeFault("answer", f"GitHub's answer cannot be followed: {error}", hint="look at api_url") from error
 
 
-def _fault(error: GithubException) -> ForgeFault:
+def _fault(error: GithubException, needs: str) -> ForgeFault:
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     said = _said(error.data) or str(error.message or "")
     text = f"GitHub answered {error.status}: {said}"
@@ -118,7 +154,7 @@ def _fault(error: GithubException) -> ForgeFault:
     if error.status == 401:
         return ForgeFault("auth", text, hint="is the token still good?")
     if error.status in (403, 404):
-        return ForgeFault("auth", text, hint="the token needs to read and write contents and pull requests")
+        return ForgeFault("auth", text, hint=needs)
     return ForgeFault("exists" if "already exists" in said.lower() else "refused", text)
 
 

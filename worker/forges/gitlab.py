@@ -15,30 +15,21 @@ from requests import Response, Session
 from requests.exceptions import RequestException
 
 from worker.contract.errors import ForgeFault
-from worker.forges.protocol import LOOKED_AT, PullRequest, State, marks_of
+from worker.contract.search import GitLabSearch
+from worker.forges.protocol import LOOKED_AT, PullRequest, Repository, State, marks_of
 
 TIMEOUT_S: Final = 30
 PAGE: Final = 100
 LIMIT_WAIT_S: Final = 60.0
 DRAFT: Final = "Draft: "
+NEEDS: Final = "the token needs the scope api and the role Developer"
 
 
 class GitLab:
     """See Forge. path: `group/.../name`. verify: as requests has it."""
 
     def __init__(self, api_url: str, path: str, token: str, verify: bool | str) -> None:
-        session = Session()
-        session.hooks["response"].append(_limit)
-        self._api = Gitlab(
-            api_url,
-            session=session,
-            private_token=token,
-            ssl_verify=verify,
-            timeout=TIMEOUT_S,
-            per_page=PAGE,
-            retry_transient_errors=False,
-            keep_base_url=True,
-        )
+        self._api = _api(api_url, token, verify)
         self._project = self._api.projects.get(path, lazy=True)
 
     def find(self, branch: str) -> PullRequest | None:
@@ -93,6 +84,36 @@ class GitLab:
                 self._project.mergerequests.update(number, changes)
 
 
+def repositories(asked: GitLabSearch, token: str | None, verify: bool | str) -> Iterator[Repository]:
+    """What GitLab lists of a group, page by page; not what other groups share with it. Raises ForgeFault."""
+    with _faults("it is spelled as there, and the token may read it"):
+        group = _api(asked.api_url, token, verify).groups.get(asked.group, lazy=True)
+        listed = group.projects.list(
+            include_subgroups=asked.subgroups, with_shared=False, order_by="id", sort="asc", iterator=True
+        )
+        yield from map(_listed, listed)
+
+
+def _api(api_url: str, token: str | None, verify: bool | str) -> Gitlab:
+    session = Session()
+    session.hooks["response"].append(_limit)
+    return Gitlab(
+        api_url,
+        session=session,
+        private_token=token,
+        ssl_verify=verify,
+        timeout=TIMEOUT_S,
+        per_page=PAGE,
+        retry_transient_errors=False,
+        keep_base_url=True,
+    )
+
+
+def _listed(one: Any) -> Repository:
+    fork = one.attributes.get("forked_from_project") is not None
+    return Repository(one.http_url_to_repo, one.path_with_namespace, one.archived, fork, tuple(one.topics))
+
+
 def _told(one: Any) -> PullRequest:
     state: State = one.state if one.state in ("merged", "closed") else "draft" if one.draft else "pr"
     return PullRequest(one.iid, one.web_url, state, one.source_branch, marks_of(one.description))
@@ -107,12 +128,12 @@ def _limit(response: Response, **_: Any) -> None:
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
-    """Translate python-gitlab's exceptions."""
+def _faults(needs: str = NEEDS) -> Iterator[None]:
+    """Translate python-gitlab's exceptions. needs: hint where access is refused."""
     try:
         yield
     except GitlabError as error:
-        raise _fault(error) from error
+        raise _fault(error, needs) from error
     except (RequestException, OSError) as error:
         raise ForgeFault("connection", f"GitLab cannot be reached: {error}", retryable=True) from error
     except (AttributeError, KeyError, ValueError, TypeError) as error:  # a field that GitLab always has
@@ -121,7 +142,7 @@ def _faults() -> Iterator[None]:
         ) from error
 
 
-def _fault(error: GitlabError) -> ForgeFault:
+def _fault(error: GitlabError, needs: str) -> ForgeFault:
     status, said = error.response_code or 0, " ".join(str(error.error_message).split())
     text = f"GitLab answered {status}: {said}"
     if status < 400:
@@ -129,5 +150,5 @@ def _fault(error: GitlabError) -> ForgeFault:
     if status >= 500:
         return ForgeFault("connection", text, retryable=True)
     if status in (401, 403, 404):
-        return ForgeFault("auth", text, hint="the token needs the scope api and the role Developer")
+        return ForgeFault("auth", text, hint=needs)
     return ForgeFault("exists" if status == 409 or "already exists" in said.lower() else "refused", text)

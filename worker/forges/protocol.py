@@ -34,6 +34,17 @@ class PullRequest:
         return self.state in ("draft", "pr")
 
 
+@dataclass(frozen=True)
+class Repository:
+    """One that a forge lists. url: where git fetches it. path: `owner/name`."""
+
+    url: str
+    path: str
+    archived: bool
+    fork: bool
+    topics: tuple[str, ...] = ()
+
+
 class Forge(Protocol):
     """One repository on a forge, through one token. Methods raise ForgeFault."""
 
