@@ -152,6 +152,19 @@ def test_moved_tests_are_no_hit(place: Path) -> None:
     assert keep(diff(place)) == []
 
 
+def test_tests_that_nobody_looks_for_any_more_are_a_hit(place: Path) -> None:
+    """Emptied, renamed to what is no test, or put into such a file."""
+    test, text = place / "tests" / "test_cart.py", PATCHED
+    test.write_text("")
+    assert keep(diff(place)) == ["the tests of tests/test_cart.py are deleted"]
+    test.unlink()
+    (place / "old.txt").write_text("Of last year:\n" * 99 + text)
+    assert keep(diff(place)) == ["the tests of tests/test_cart.py are deleted"]
+    (place / "old.txt").write_text(text)
+    [hit] = keep(diff(place))
+    assert hit.startswith("the tests of tests/test_cart.py are renamed to old.txt")
+
+
 @pytest.mark.parametrize(
     "line",
     [

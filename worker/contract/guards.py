@@ -1,9 +1,10 @@
 """Owns what a patch may not do whatever its checks say, and finding that it does. Refuses to measure: it reads the
 patch and what became of the tests.
 
-How tests are kept: a file of tests that goes is a hit unless its tests stand elsewhere in the patch. Where a check's
-reports could be compared they say what else is gone or skipped; where there are none, added lines of test files that
-skip a test do. What is new may be skipped, and what was skipped may stay so.
+How tests are kept: a file of tests that goes, is emptied or gets the name of no test is a hit, unless its tests stand
+in other test files of the patch. Where a check's reports could be compared they say what else is gone or skipped;
+where there are none, added lines of test files that skip a test do. What is new may be skipped, and what was skipped
+may stay so.
 """
 
 from __future__ import annotations
@@ -140,16 +141,25 @@ _ABOVE: Final = re.compile(r"^\s*(?:@|#\[|\[)")
 
 
 def _deleted(files: Sequence[FileDiff]) -> Iterator[str]:
-    added = {name for file in files for line in file.lines("+") if (name := _declares(line))}
-    names = {file.path.rpartition("/")[2] for file in files if file.status == "added"}
+    """Files of tests that went, were emptied, or have another name now."""
+    tests = [file for file in files if is_test(file.path) or file.path.endswith(".rs")]  # Rust has them in any file
+    added = {name for file in tests for line in file.lines("+") if (name := _declares(line))}
+    names = {file.path.rpartition("/")[2] for file in tests if file.status == "added"}
     for file in files:
-        if file.status != "deleted" or not is_test(file.path):
+        by_name = is_test(file.before.rpartition("/")[2])  # others below tests/ may be helpers
+        if file.status == "renamed" and by_name and not is_test(file.path):
+            yield f"the tests of {file.before} are renamed to {file.path}, where nobody looks for tests"
+        if not (is_test(file.path) and (file.status == "deleted" or _emptied(file))):
             continue
         gone = {name for line in file.lines("-") if (name := _declares(line))}
         moved = gone <= added if gone else file.path.rpartition("/")[2] in names
-        by_name = is_test(file.path.rpartition("/")[2])  # others below tests/ may be helpers
         if not moved and (gone or by_name):
             yield f"the tests of {file.path} are deleted"
+
+
+def _emptied(file: FileDiff) -> bool:
+    """Whether nothing but removed lines stands in the diff of what has still its name."""
+    return file.status == "changed" and len(file.hunks) == 1 and all(sign == "-" for sign, _ in file.hunks[0])
 
 
 def _skipped(files: Sequence[FileDiff]) -> Iterator[str]:
