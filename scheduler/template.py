@@ -4,7 +4,7 @@ where a shell could read it as anything but one word.
 `{{{{` is a literal `{{`. In a command a value becomes text in single quotes, so a place may only stand where the
 shell reads no quotes around it; what comes before it must be plain enough to be sure of that. The value is one line,
 because bash goes on with the next one after some errors of syntax. A program that evaluates its own arguments
-(`eval`, `sh -c`) is beyond this.
+(`eval`, `sh -c`, and of bash `printf -v`, `read`, `declare -i`, `[ -v`) is beyond this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_NAME: Final = "{{ begins no name"
 HOW_TO_NAME: Final = "write {{ vars.name }}, or {{{{ for {{ itself"
 NO_WORD: Final = "stands where its value could not be quoted for the shell"
 HOW_TO_QUOTE: Final = (
-    "end quotes before it, as in 's/'{{ vars.old }}'/x/'; put $(...) in quotes, `...`, << and (( behind it"
+    "end quotes before it, as in 's/'{{ vars.old }}'/x/'; put $(...) in quotes, `...`, <<, (( and [[ behind it"
 )
 
 TOKEN: Final = re.compile(
@@ -34,7 +34,7 @@ TOKEN: Final = re.compile(
     | (?:^|(?<=[ \t\n]))\#[^\n]*                               # a comment
     | (?<![ \t\n;&|()<>])\#                                    # the same in the middle of a word is none
     | \$\{\w+\} | \$(?:\w+|[?!@*\#$-])(?!['"({]) | \$\((?![(\#])
-    | \((?![(\#]) | <(?!<) | [?*+@!=](?!\() | (?<!\w)\[
+    | \((?![(\#]) | <(?!<) | [?*+@!=](?!\() | (?<!\w)\[(?!\[)
     | [^'"\\`$\#(<?*+@!=\[]
     """,
     re.VERBOSE | re.DOTALL | re.ASCII,

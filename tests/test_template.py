@@ -80,6 +80,7 @@ def test_a_place_outside_of_quotes_may_stand(text: str) -> None:
         "echo a\\\n#'\n{{ vars.a }}'",
         "a[ #'\n{{ vars.a }}']=1",
         "a=(( '\n' {{ vars.a }}",
+        "[[ {{ vars.a }} -gt 3 ]]",
     ],
 )
 def test_a_place_that_cannot_be_quoted_for_sure_is_refused(text: str) -> None:
