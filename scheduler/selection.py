@@ -40,6 +40,9 @@ class Selection:
         for option, words, known in (("state", self.states, STATES), ("class", self.classes, CLASSES)):
             if wrong := [word for word in words if word not in known]:
                 raise UsageFault(f"--{option} {wrong[0]!r} is not known", hint=f"one of {', '.join(known)}")
+        for option, words in (("batch", self.batches), ("repo", self.repos), ("label", self.labels)):
+            if "" in words:  # of a variable that nobody set, and every id begins with it
+                raise UsageFault(f"--{option} is empty", hint=f"leave --{option} out to mean any")
 
     @property
     def narrows(self) -> bool:

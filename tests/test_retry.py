@@ -237,6 +237,13 @@ def test_a_word_that_is_no_state_or_class_is_refused(archive: Archive) -> None:
         select(archive, Selection(batches=("day",)))
 
 
+@pytest.mark.parametrize("option", ["batches", "repos", "labels"])
+def test_an_empty_word_selects_nothing(option: str) -> None:
+    """Every id begins with it: `dawn cancel --batch "$UNSET"` would end all that there is."""
+    with pytest.raises(UsageFault, match="is empty"):
+        Selection(**{option: ("",)})  # type: ignore[arg-type]
+
+
 def test_a_run_that_is_named_is_meant_though_another_counts(archive: Archive) -> None:
     """And only it."""
     one = made(archive, (INFRA,))
