@@ -114,7 +114,8 @@ def test_a_parked_run_is_rung_when_its_window_opens(world: World, make_run: Make
 
 
 def test_a_run_is_rung_at_the_time_it_was_asked_for(world: World, make_run: Make) -> None:
-    """And not before."""
+    """F26: in the first round from then on, of which there are two a second; not before."""
+    assert Settings().tick_s <= 0.5
     make_run("a", start_at=OPENS.isoformat(timespec="milliseconds"))
     assert world.at(OPENS - timedelta(milliseconds=1)) == []
     assert world.at(OPENS) == ["a"]

@@ -24,7 +24,7 @@ import redis
 from conftest import wait_for
 from deployments import Deployment
 from fleets import BUSY_S, Fleet, Process
-from runs_made import claimed, replied
+from runs_made import claimed, ended, replied
 
 from scheduler import control
 from scheduler.enqueue import freeze, submit
@@ -35,6 +35,7 @@ from worker.contract.run import Run
 from worker.contract.settings import Settings
 from worker.contract.task import Limits, Repo
 from worker.station import utc_now
+from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.doorbell import celery_app, ring
 from worker.store.hints import Hints, WorkerOffer
@@ -407,6 +408,26 @@ def test_an_urgent_run_takes_the_next_slot(office: Office, make_run: Make) -> No
     office.offer(1, 1)
     scheduler.tick()
     assert office.rings == ["urgent"]
+
+
+def test_people_do_not_starve_a_batch(office: Office, make_run: Make) -> None:
+    """F28: of one slot, which people want all the time, a batch's run has the turn after twenty of theirs."""
+    make_run("normal")
+    people = [f"p{number:02}" for number in range(25)]
+    for run in people:
+        make_run(run, lane="interactive")
+    scheduler = office.scheduler()
+    for _ in range(21):
+        office.offer(1, 1)
+        scheduler.tick()
+        rung = office.rings[-1]
+        journal = Journal(office.archive, rung)
+        before_it = journal.append(journal.load(), [claimed()], attempt=None, at=utc_now())
+        journal.append(before_it, ended(), attempt=before_it.attempt, at=utc_now())
+        office.archive.delete([keys.open_marker(rung)])
+        office.hints.answered(rung)
+        office.now += timedelta(seconds=61)
+    assert office.rings == [*people[:20], "normal"]
 
 
 def test_a_run_is_started_when_it_is_due_and_not_before(fleet: Fleet) -> None:
