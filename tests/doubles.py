@@ -98,6 +98,26 @@ class MemoryArchive:
         self._objects[key] = content
 
 
+class Died(Exception):
+    """As SIGKILL would have it: nothing that follows is done."""
+
+
+class DiesAt:
+    """An archive, whose user dies before it creates a key that has `at` in it."""
+
+    def __init__(self, archive: Any, at: str) -> None:
+        self._archive, self._at = archive, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._archive, name)
+
+    def create(self, key: str, data: bytes | Path) -> bool:
+        if self._at in key:
+            raise Died
+        done: bool = self._archive.create(key, data)
+        return done
+
+
 class MemoryHints:
     """The methods of Hints that a run needs. clock: monotonic, seconds."""
 

@@ -6,6 +6,9 @@ import csv
 import io
 import json
 import re
+import signal
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,8 @@ from hypothesis import strategies as st
 from runs_made import AT, Make, claimed, ended, replied
 
 from scheduler.cli.main import run as dawn
-from scheduler.exports import atif, junit, patches, table
+from scheduler.exports import atif, junit, patches, staged, table
+from scheduler.exports.chosen import Chosen
 from scheduler.exports.jsonl import SCHEMA, RunLine
 from scheduler.exports.words import encoded
 from scheduler.runs import View
@@ -355,7 +359,7 @@ def test_names_of_patches_are_safe_and_differ(targets: list[str]) -> None:
         task = Task(run=f"r-{number}", batch="b", target=target, repo=Repo(url="u"), commands=("x",))
         run = Run(id=task.run, sealed=Sealed(outcome="changed", artifacts={"patch.diff": blob}))
         views.append(View(task, run, Mail(run)))
-    chosen = patches.Chosen(archive, [], [], views, [])
+    chosen = Chosen(archive, [], [], views, [])
     names = [name for name, _ in patches.files(chosen)]
     assert len({name.lower() for name in names}) == len(targets) + 2
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) for name in names)
@@ -390,6 +394,48 @@ def test_a_patch_that_was_changed_does_not_go_out(format: str, archive: Archive,
     assert dawn(["export", night, "--format", format, "--out", "out.tar"]) == ExitCode.INTEGRITY
     assert Path("out.tar").read_text() == "before"
     assert [path.name for path in Path().iterdir() if "out" in path.name] == ["out.tar"]
+
+
+HALF = {
+    "file": """
+with staged.file(place) as out:
+    out.write(b"half")
+    out.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+    "folder": """
+def files():
+    yield "a", b"half"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+staged.folder(place, files())
+""",
+}
+"""Programs that die in the middle of an export."""
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_an_export_that_is_killed_leaves_what_was_there(kind: str, tmp_path: Path) -> None:
+    """Half of it lies hidden beside its place; the next one is whole."""
+    place = tmp_path / "out"
+
+    def found() -> bytes | list[str]:
+        return place.read_bytes() if kind == "file" else [path.name for path in place.iterdir()]
+
+    place.write_bytes(b"before") if kind == "file" else place.mkdir()
+    before = found()
+    opening = "import os, pathlib, signal\nfrom scheduler.exports import staged\nplace = pathlib.Path('out')\n"
+    done = subprocess.run([sys.executable, "-c", opening + HALF[kind]], cwd=tmp_path, check=False)
+    assert (done.returncode, found()) == (-signal.SIGKILL, before)
+    [half] = [path.name for path in tmp_path.iterdir() if path != place]
+    assert half.startswith(".out.")
+    if kind == "file":
+        with staged.file(place) as out:
+            out.write(b"whole")
+        assert found() == b"whole"
+    else:
+        staged.folder(place, [("a", b"whole"), ("b", b"too")])
+        assert sorted(found()) == ["a", "b"]
 
 
 def test_json_tells_of_the_file(night: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import Died, DiesAt
 from runs_made import AT, claimed, ended
 
 from scheduler.cli.main import run as dawn
@@ -151,22 +152,8 @@ def test_a_retry_cut_off_after_its_announcement_is_completed(archive: Archive) -
     one = made(archive)
     wished = wishes(archive, [one.id], Selection(classes=("infra",)))
 
-    class Died(Exception):
-        pass
-
-    class Dying:
-        """The archive, whose writer dies after its announcement."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(archive, name)
-
-        def create(self, key: str, data: Any) -> bool:
-            if key.startswith("runs/"):
-                raise Died
-            return archive.create(key, data)
-
     with pytest.raises(Died):
-        retry(Dying(), one.id, wished, by="me", at=AT)
+        retry(DiesAt(archive, "runs/"), one.id, wished, by="me", at=AT)
     announced = [member for member in members(archive, one.id) if member.ordinal]
     assert [member.target for member in announced] == ["b", "e"]
     assert complete(archive, one.id) == announced

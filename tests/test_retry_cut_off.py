@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from doubles import Died, DiesAt
 from runs_made import AT
 from test_retry import INFRA, made
 from test_tick import World
@@ -28,32 +29,13 @@ def world(archive: Archive, redis_url: str) -> World:
     return made_world
 
 
-class Died(Exception):
-    """As SIGKILL would have it."""
-
-
-class Dying:
-    """An archive whose user dies before it writes a key that has `at` in it."""
-
-    def __init__(self, archive: Archive, at: str) -> None:
-        self._archive, self._at = archive, at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._archive, name)
-
-    def create(self, key: str, data: Any) -> bool:
-        if self._at in key:
-            raise Died
-        return self._archive.create(key, data)
-
-
 def cut_off(archive: Archive, at: str) -> tuple[Batch, str]:
     """A cancelled batch of one run, whose retry dies before it writes that; and the id of the new run."""
     one = made(archive, ("cancelled",))
     Control(archive, one.id).put("cancel", by="me", at=AT)
     wished = wishes(archive, [one.id], Selection(states=("cancelled",)))
     with pytest.raises(Died):
-        retry(Dying(archive, at), one.id, wished, by="ann", at=AT)
+        retry(DiesAt(archive, at), one.id, wished, by="ann", at=AT)
     return one, members(archive, one.id)[-1].run
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import Died, DiesAt
 from hypothesis import given
 from hypothesis import strategies as st
 from runs_made import AT, audited, claimed, ended
@@ -32,6 +33,7 @@ from worker.store.archive import Archive
 from worker.store.deliveries import write_review
 from worker.store.inbox import Inbox
 from worker.store.journal import Journal
+from worker.store.mail import read_mail
 
 Make = Callable[..., Run]
 COMMIT = "1" * 40
@@ -151,6 +153,56 @@ def test_verified_work_is_reused(archive: Archive, capsys: pytest.CaptureFixture
     with pytest.raises(ConflictFault):
         Inbox(archive, run.id).put("cancel", by="me", at=AT)
     assert submit(second, archive, by="me", at=AT) == 0
+
+
+@pytest.mark.parametrize("at", ["/task.json", "/journal/"])
+def test_a_reused_run_that_was_cut_off_is_completed(archive: Archive, at: str) -> None:
+    """Its inbox is closed and it has no first segment: nobody works on it, and the same submit ends it."""
+    first, second = batch(), batch(key="second")
+    submit(first, archive, by="me", at=AT)
+    end(archive, first.tasks[0].run, claimed(), *ended(verdict="verified"))
+    run = second.tasks[0]
+    with pytest.raises(Died):
+        submit_run(run, DiesAt(archive, at), by="me", at=AT, reuse=True)
+    assert [message.kind for message in Inbox(archive, run.run).read()] == ["closed"]
+    assert archive.size(keys.open_marker(run.run)) is None
+    assert submit(second, archive, by="you", at=AT) == 2
+    sealed = Journal(archive, run.run).load().sealed
+    assert sealed is not None
+    assert (sealed.outcome, sealed.reused) == ("reused", first.tasks[0].run)
+    assert check(archive, Found("run", run.run)).problems == []
+
+
+def test_a_reused_run_that_was_cut_off_is_worked_on_where_nothing_can_be_reused_any_more(archive: Archive) -> None:
+    """Its patch was rejected meanwhile; what closed the inbox is void once the run has read it."""
+    first, second = batch(), batch(key="second")
+    submit(first, archive, by="me", at=AT)
+    done, run = first.tasks[0].run, second.tasks[0]
+    end(archive, done, claimed(), *ended(verdict="verified", artifacts={"patch.diff": "0" * 64}))
+    with pytest.raises(Died):
+        submit_run(run, DiesAt(archive, "/journal/"), by="me", at=AT, reuse=True)
+    review = Review(n=0, decision="rejected", by="ann", at=AT, patch="0" * 64)
+    write_review(archive, done, review)
+    submit(second, archive, by="me", at=AT)
+    folded = Journal(archive, run.run).load()
+    assert folded.status == "queued"
+    mail = read_mail(archive, folded, second.id)
+    assert mail.cancel is None
+    Journal(archive, run.run).append(folded, [claimed(), *mail.steered()], attempt=1, at=AT)
+    assert Inbox(archive, run.run).put("message", by="me", at=AT, text="go on").n == 1
+
+
+def test_a_run_without_the_mark_of_its_work_is_given_it(archive: Archive) -> None:
+    """By the same submit; then its work can be reused."""
+    first = batch()
+    with pytest.raises(Died):
+        submit_run(first.tasks[0], DiesAt(archive, "work/"), by="me", at=AT)
+    assert Journal(archive, first.tasks[0].run).load().status == "queued"
+    assert submit(first, archive, by="me", at=AT) == 1
+    end(archive, first.tasks[0].run, claimed(), *ended(verdict="verified"))
+    again = batch(key="again")
+    submit(again, archive, by="me", at=AT)
+    assert Journal(archive, again.tasks[0].run).load().sealed.reused == first.tasks[0].run  # type: ignore[union-attr]
 
 
 def test_again_reuses_nothing(archive: Archive) -> None:
