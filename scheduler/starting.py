@@ -31,10 +31,12 @@ name: fleet
 targets:
 TARGETS
   # Also what a table (columns repo, ref, path, image, id; any other is a var) or a plain list names, every
-  # repository in a folder, and what failed in an earlier batch:
+  # repository in a folder, what failed in an earlier batch, and what an organization or a group of a forge has:
   #- file: repositories.csv
   #- folder: clones/
   #- previous: {batch: fleet, where: [failed, still_failing]}
+  #- github: {org: acme, topic: nightly, token: GITHUB}
+  #- gitlab: {group: acme/web, token: GITLAB}
 #exclude: ["*/legacy-*"]
 #max_targets: 100
 

@@ -1,9 +1,9 @@
 """Owns forges to deliver to: the GitHub of npm's `emulate`, a small GitLab of our own, and one that says the same to
-every request. Refuses to know the adapters.
+every request, and lists of repositories as either has them. Refuses to know the adapters.
 
 What emulate cannot do: it holds no commits (a head that it does not know it makes up), refuses no second pull request
-of one head, checks no token, has no limits and takes no pushes. That nothing is opened twice is thus nobody's doing
-but ours; refusals and limits are played by `Told`; pushes go to a git server (git_server.py).
+of one head, checks no token, has no limits, lists no organization and takes no pushes. That nothing is opened twice
+is thus nobody's doing but ours; refusals and limits are played by `Told`; pushes go to a git server (git_server.py).
 """
 
 from __future__ import annotations
@@ -235,6 +235,8 @@ class SmallGitLab:
         row = {
             "id": 100 + number,
             "iid": number,
+            "source_project_id": 1,
+            "target_project_id": 1,
             "state": "opened",
             "labels": [],
             "reviewers": [],
@@ -258,6 +260,44 @@ class SmallGitLab:
         query = "&".join(f"{name}={value}" for name, value in (asked | {"page": str(page + 1)}).items())
         links = {"Link": f'{more}{query}>; rel="next"'} if page * size < len(found) else {}
         return 200, {"X-Page": str(page), "X-Per-Page": str(size), **links}, shown
+
+
+@dataclass
+class Lists:
+    """A forge whose organization or group has these repositories, a page at a time. asked: each request's query."""
+
+    rows: list[dict[str, Any]]
+    api_url: str = ""
+    asked: list[dict[str, str]] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+
+    def __call__(self, method: str, target: str, body: dict[str, Any], headers: dict[str, str]) -> Answer:
+        parts = urlsplit(target)
+        self.asked.append({name: values[-1] for name, values in parse_qs(parts.query).items()})
+        named = {name.lower(): text for name, text in headers.items()}
+        self.tokens.add(named.get("private-token") or named.get("authorization"))
+        if not re.fullmatch(r"/orgs/acme/repos|/api/v4/groups/acme/projects", unquote(parts.path)):
+            return 404, {}, {"message": "Not Found"}
+        page, size = int(self.asked[-1].get("page", 1)), int(self.asked[-1]["per_page"])
+        more = f'<{self.api_url}{parts.path}?per_page={size}&page={page + 1}>; rel="next"'
+        shown = self.rows[(page - 1) * size : page * size]
+        return 200, {"Link": more} if page * size < len(self.rows) else {}, shown
+
+
+def listed(name: str, *, archived: bool = False, fork: bool = False, topics: tuple[str, ...] = ()) -> dict[str, Any]:
+    """As either forge lists a repository."""
+    url, path = f"https://code.example.org/acme/{name}.git", f"acme/{name}"
+    found = {"full_name": path, "clone_url": url, "fork": fork, "url": url, "archived": archived, "topics": [*topics]}
+    found |= {"path_with_namespace": path, "http_url_to_repo": url, "id": 1}
+    return found | ({"forked_from_project": {"id": 2}} if fork else {})
+
+
+@contextmanager
+def listing(*rows: dict[str, Any]) -> Iterator[Lists]:
+    """Both forges at one address; acme is a group and an organization."""
+    forge = Lists([*rows])
+    with answering(forge) as forge.api_url:
+        yield forge
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from deployments import Deployment
+from forge_servers import listed, listing
 from git_server import GitServer
 from repositories import commit_all, git
 from sandboxes import ARCHIVE
@@ -123,6 +124,27 @@ def test_a_plan_locks_the_commits_that_a_run_checks_out(
     assert prepared is not None
     assert prepared.commit == line["commit"]
     assert b" 2\n+more" in deployment.patch(row["run"])
+    assert deployment.left() == []
+
+
+def test_a_plan_locks_what_a_forge_names(server: GitServer, deployment: Deployment, tmp_path: Path) -> None:
+    """By the commands: a submit takes those repositories at those commits, and needs the forge no more."""
+    server.token = ""
+    manifest = tmp_path / "fleet.yaml"
+    found = listed("one") | {"clone_url": f"{server.url}/one.git"}
+    with listing(found) as forge:
+        manifest.write_text(
+            f"version: 1\nname: n\ntargets: [{{github: {{org: acme, api_url: '{forge.api_url}'}}}}]\n"
+            "task: {commands: ['echo more >> f']}\nlimits: {memory_bytes: 268435456}\n"
+        )
+        planned = deployment.dawn("plan", manifest, "--json")
+    assert planned.code == 0, planned
+    [line] = planned.json["targets"]
+    assert (line["target"], line["commit"]) == ("acme/one", git(tmp_path / "code", "rev-parse", "main"))
+    [ran] = deployment.ran("submit", manifest)
+    prepared = deployment.run(ran["run"]).prepared
+    assert prepared is not None
+    assert prepared.commit == line["commit"]
     assert deployment.left() == []
 
 

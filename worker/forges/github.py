@@ -24,6 +24,7 @@ TIMEOUT_S: Final = 30
 PAGE: Final = 100
 SEARCHED: Final = 1_000
 """GitHub tells no more of a search."""
+READS: Final = "is that its name, and may the token read it? A person's repositories: `query: user:NAME`"
 NEEDS: Final = "the token needs to read and write contents and pull requests"
 SECONDARY_WAIT_S: Final = 60.0
 """GitHub: of a secondary limit that says no time, wait at least a minute."""
@@ -75,7 +76,7 @@ class GitHub:
 def repositories(asked: GitHubSearch, token: str | None, verify: bool | str) -> Iterator[Repository]:
     """What GitHub lists of them, page by page. A search is narrowed where GitHub can, and not cut off: raises
     ForgeFault where it comes to more than SEARCHED, or GitHub did not look at all."""
-    with _faults("it is spelled as there, and the token may read it"):
+    with _faults(READS):
         api = _api(asked.api_url, token, verify)
         if asked.org is not None:
             yield from map(_listed, api.get_organization(asked.org).get_repos(sort="full_name", direction="asc"))

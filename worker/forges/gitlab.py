@@ -86,7 +86,7 @@ class GitLab:
 
 def repositories(asked: GitLabSearch, token: str | None, verify: bool | str) -> Iterator[Repository]:
     """What GitLab lists of a group, page by page; not what other groups share with it. Raises ForgeFault."""
-    with _faults("it is spelled as there, and the token may read it"):
+    with _faults("is that its path, and may the token read it?"):
         group = _api(asked.api_url, token, verify).groups.get(asked.group, lazy=True)
         listed = group.projects.list(
             include_subgroups=asked.subgroups, with_shared=False, order_by="id", sort="asc", iterator=True
