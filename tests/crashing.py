@@ -118,6 +118,8 @@ class Doors:
         kind, owner, *rest = key.split("/")
         if kind == "probe":
             return None
+        if kind == "work":  # the mark of a run under what it does
+            return rest[0], kind
         run = owner if kind in ("runs", "open") else self.run
         name = "/".join(rest or [kind])
         return run, re.sub(r"/0*(\d+)\.jsonl?$", r"/\1", re.sub(r"/[0-9a-f]{64}(\.json)?$", "", name))

@@ -279,6 +279,11 @@ TABLE = {
     "`task.json`, no marker": "dawn create (task.json 1 after|open 1 (before|staged))",
     "marker, no segment 0": "dawn create journal/0 1 before",
     "segment 0, no hint": "dawn create journal/0 1 after",
+    "segment 0, no mark of its work": "dawn create (journal/0 1 after|work 1 (before|staged))",
+    "reused: inbox closed, no segment 0": "test_work.py::test_a_reused_run_that_was_cut_off_is_completed",
+    "retries announced, not written": "test_retry_cut_off.py::test_the_scheduler_writes_what_was_announced",
+    "marker of retries, no announcement": "test_retry_cut_off.py::"
+    "test_a_marker_before_its_announcement_is_left_alone",
     "bell noted, not rung; or rung and lost": "scheduler queue ring bell 1 before|0 queue note 1",
     "doorbell taken, no lease": "0 redis answered bell 1|0 redis claim lease 1 before",
     "doorbell doubled": "test_attempt.py::test_a_doorbell_for_a_held_run_returns_at_once",
@@ -339,6 +344,8 @@ TABLE = {
     "test_a_torn_message_ends_its_waiting_runs_and_stops_no_other",
     "summary received, no `compacted`": "test_lost_reply.py::test_a_lost_summary_is_counted_like_any_reply",
     "`compacted`, no reply yet": "test_compaction.py::test_a_summary_of_no_use_replaces_nothing",
+    "export cut off": "test_exports.py::test_an_export_that_is_killed_leaves_what_was_there",
+    "import cut off": "test_bundle.py::test_an_import_that_was_cut_off_is_completed",
     "the embedded stack's owner": "test_end_to_end.py::test_a_killed_command_is_finished_by_the_next",
     "a scheduler between seal and marker": "scheduler (create journal/1 1 after|delete open 1 before)",
     "Redis at its maxmemory": "faults/test_redis_faults.py::"
@@ -407,8 +414,12 @@ def test_a_submit_killed_at_any_write_is_completed_by_the_next(tmp_path: Path) -
     def kept(name: str) -> dict[str, bytes]:
         [batch] = [batch for batch in archive.folders("batches/") if f'/{name}"' in _text(archive, batch)]
         [run] = [run for run in yard.deployment.runs() if run.startswith(f"{name}-")]
-        found = [*archive.list(f"batches/{batch}/"), *archive.list(f"runs/{run}/"), f"open/{run}"]
-        return {key.replace(batch, "BATCH").replace(run, "RUN"): archive.get(key) for key in found}
+        marks = (key for key in archive.list("work/") if key.endswith(f"/{run}"))
+        found = [*archive.list(f"batches/{batch}/"), *archive.list(f"runs/{run}/"), f"open/{run}", *marks]
+        return {
+            re.sub("^work/[0-9a-f]+", "work", key.replace(batch, "BATCH").replace(run, "RUN")): archive.get(key)
+            for key in found
+        }
 
     try:
         manifest("calm-0")
