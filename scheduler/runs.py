@@ -28,6 +28,7 @@ from worker.store.members import members
 
 READERS: Final = 8
 CANDIDATES_SHOWN: Final = 8
+BATCHES_SHOWN: Final = 10
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,13 @@ def batches(archive: Archive, named: str | None = None) -> list[Listed]:
     with ThreadPoolExecutor(READERS) as pool:
         listed = pool.map(lambda name: _listed(archive, name), found)
         return sorted(listed, key=lambda entry: (entry.at, entry.batch))
+
+
+def recent(archive: Archive) -> tuple[list[Listed], int]:
+    """The newest BATCHES_SHOWN batches and every open one, oldest first; and how many others there are."""
+    known, still_open = batches(archive), open_batches(archive)
+    found = [entry for entry in known[:-BATCHES_SHOWN] if entry.batch in still_open] + known[-BATCHES_SHOWN:]
+    return found, len(known) - len(found)
 
 
 def open_batches(archive: Archive) -> set[str]:

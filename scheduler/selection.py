@@ -80,10 +80,17 @@ def in_batches(archive: Archive, starts: Sequence[str] = ()) -> list[str]:
 
 
 def select(
-    archive: Archive, selection: Selection, names: Iterable[str] = (), *, every: bool = False, only_open: bool = False
+    archive: Archive,
+    selection: Selection,
+    names: Iterable[str] = (),
+    *,
+    every: bool = False,
+    only_open: bool = False,
+    within: Sequence[str] | None = None,
 ) -> list[View]:
     """The runs that are meant, in the order of their batches' manifests. names: ids of batches and runs, whose runs
-    alone are looked at. every: also runs that do not count for their target. only_open: none that is sealed.
+    alone are looked at. every: also runs that do not count for their target. only_open: none that is sealed. within:
+    batches that are looked at where no name or batch says which; all without.
 
     Raises NotFoundFault and ConflictFault for names as find does, StoreFault.
     """
@@ -91,7 +98,7 @@ def select(
     whole = [one.id for one in named if one.kind == "batch"]
     runs = [one.id for one in named if one.kind == "run"]
     if selection.batches or not named:
-        whole += in_batches(archive, selection.batches)
+        whole += in_batches(archive, selection.batches) if selection.batches or within is None else sorted(within)
     marked = {key.removeprefix("open/") for key in archive.list("open/")} if only_open else None
     found = _found(archive, dict.fromkeys(whole), dict.fromkeys(runs), marked, every=every)
     return list(islice((view for view in found if selection.matches(view)), selection.limit))

@@ -16,7 +16,7 @@ from scheduler.enqueue import Batch, freeze, submit
 from scheduler.launch import _tasks
 from scheduler.reading import parse
 from scheduler.retry import Wish, complete, retry, wishes
-from scheduler.runs import Found, runs_in, standing, views
+from scheduler.runs import BATCHES_SHOWN, Found, runs_in, standing, views
 from scheduler.selection import Selection, select
 from scheduler.verify import check
 from worker.contract.errors import ConflictFault, NotFoundFault, UsageFault
@@ -289,6 +289,30 @@ def test_ls_lists_what_is_selected(archive: Archive, said: Callable[..., tuple[i
     )
     assert len(json.loads("\n".join(said("ls", "--json", "--all")[1]))["runs"]) == 10
     assert said("ls", "--repo", "zebra") == (10, [])
+
+
+def test_ls_looks_at_the_newest_and_the_open_batches(
+    archive: Archive, without_stack: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As status does: of an old one that has ended only with --all, or where it is named; and says how many it left
+    out."""
+    days = [f"2026-11-{day:02}T02:00:00.000+00:00" for day in range(1, BATCHES_SHOWN + 3)]
+    old = [batch(1, key=day) for day in days]
+    for one, day in zip(old, days, strict=True):
+        submit(one, archive, by="me", at=day)
+    for one in old[1:]:
+        end(archive, one.tasks[0].run, "verified")
+
+    def listed(*words: str) -> tuple[set[str], str]:
+        assert dawn(["ls", "--json", *words]) == 0
+        told = capsys.readouterr()
+        return {row["batch"] for row in json.loads(told.out)["runs"]}, told.err
+
+    shown, note = listed()
+    assert shown == {one.id for one in [old[0], *old[2:]]}
+    assert "left out (1)" in note
+    assert listed("--all") == ({one.id for one in old}, "")
+    assert listed("--batch", old[1].id) == listed(old[1].id) == ({old[1].id}, "")
 
 
 def test_status_shows_what_is_selected(archive: Archive, said: Callable[..., tuple[int, list[str]]]) -> None:

@@ -29,7 +29,11 @@ def ls(
     label: Labels = None,
     limit: Limit = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what a retry or a better candidate stands for.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Every batch, not only the newest and the open; also what a retry or a better candidate stands for.",
+        ),
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -39,12 +43,19 @@ def ls(
     """
     from scheduler import budget
     from scheduler.cli import edge, read
+    from scheduler.runs import recent
     from scheduler.selection import select
     from worker.contract.errors import NotFoundFault
 
     archive = edge.archive(edge.settings())
     chosen = selection(batch, state, cls, repo, label, limit)
-    found = select(archive, chosen, name or [], every=everything)
+    newest, others = ([], 0) if name or batch or everything else recent(archive)
+    within = None if everything else [entry.batch for entry in newest]
+    found = select(archive, chosen, name or [], every=everything, within=within)
+    if others:
+        terminal.say(
+            f"note: batches that are older and have ended were left out ({others}); with them: dawn ls --all"
+        )
     if not found:
         raise NotFoundFault("no run is selected", hint="list all: dawn ls --all")
     asked = {view.task.batch: view.task for view in found}

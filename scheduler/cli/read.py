@@ -22,7 +22,6 @@ ArchiveOption = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its first letters.")]
 
-BATCHES_SHOWN = 10
 LOG_POLL_S = 0.5
 PARTIAL_PROGRAM = "worker.partial"
 REPLAY_PROGRAM = "worker.replay"
@@ -89,10 +88,7 @@ def status(
                 terminal.say(breaker.text)
         _end_if_damaged(views)
         return
-    known = runs.batches(archive)
-    if not everything:
-        still_open = runs.open_batches(archive)
-        known = [entry for entry in known[:-BATCHES_SHOWN] if entry.batch in still_open] + known[-BATCHES_SHOWN:]
+    known = runs.batches(archive) if everything else runs.recent(archive)[0]
     listed = [(entry, runs.views(archive, entry.runs)) for entry in known]
     if chosen.narrows:
         listed = [one for one in listed if any(chosen.matches(view) for view in one[1].found)][: chosen.limit]
