@@ -32,8 +32,8 @@ class _Search(Frozen):
 class GitHubSearch(_Search):
     """Repositories of GitHub, by org or by query. org: all of an organization. query: as in GitHub's search, which
     names at most 1,000. topic: only those that carry it. archived, forks: whether these are taken, too. api_url: of
-    another GitHub. token: NAME of the secret `DAWN_SECRET_<NAME>` with which this machine asks. secret: NAME of the
-    secret of workers that opens what is found."""
+    another GitHub, like `https://host/api/v3`. token: NAME of the secret `DAWN_SECRET_<NAME>` with which this machine
+    asks. secret: NAME of the secret of workers that opens what is found."""
 
     org: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=100)] | None = None
     query: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$", max_length=256)] | None = None
@@ -52,9 +52,9 @@ class GitHubSearch(_Search):
 
 class GitLabSearch(_Search):
     """Repositories of a group of GitLab. group: its path. subgroups: whether those of groups in it are taken, too.
-    topic: only those that carry it. archived, forks: whether these are taken, too. api_url: of another GitLab. token:
-    NAME of the secret `DAWN_SECRET_<NAME>` with which this machine asks. secret: NAME of the secret of workers that
-    opens what is found."""
+    topic: only those that carry it. archived, forks: whether these are taken, too. api_url: of another GitLab, like
+    `https://host`. token: NAME of the secret `DAWN_SECRET_<NAME>` with which this machine asks. secret: NAME of the
+    secret of workers that opens what is found."""
 
     group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.-]*(/[A-Za-z0-9_.][A-Za-z0-9_.-]*)*$")]
     subgroups: bool = True
