@@ -30,7 +30,7 @@ from scheduler.reported import (
 )
 from scheduler.runs import View, Views, standing
 from worker.contract.delivered import PATCH, Readiness, readiness
-from worker.contract.run import Run
+from worker.contract.run import FAILED_VERDICTS, Run
 from worker.store.deliveries import After
 
 SAMPLE_CHARS: Final = 1_200
@@ -176,6 +176,8 @@ def _delivered(facts: Facts, views: Iterable[View]) -> Iterator[Delivered]:
             state, get = after.delivery.state, after.delivery.url or f"branch {after.delivery.branch}"
         elif sealed is None or sealed.outcome != "changed" or PATCH not in sealed.artifacts:
             continue
+        elif sealed.verdict in FAILED_VERDICTS:
+            continue  # told among the failures; `dawn show` has its patch
         elif _on_its_way(view, after):
             state = "on its way"
         yield Delivered(target=view.task.target, run=run, state=state, get=get)

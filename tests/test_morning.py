@@ -138,8 +138,9 @@ def test_what_waits_for_a_person_names_the_exact_commands(night: Night, archive:
 
 
 def test_a_verified_patch_says_how_to_get_it(night: Night) -> None:
-    """Also where nothing but the patch was asked for."""
-    (one,) = night({"a": verified(), "b": broke("x")}).delivered
+    """Also where nothing but the patch was asked for; one that broke something is told among the failures only."""
+    bad = [*broke("x")[:-1], Sealed(outcome="changed", verdict="broke", artifacts={"patch.diff": DIGEST})]
+    (one,) = night({"a": verified(), "b": bad}).delivered
     assert (one.state, one.get) == ("patch", "dawn diff a-89ab | git apply --index")
 
 

@@ -215,6 +215,7 @@ def test_watch_ends_with_the_batch_and_its_exit_code(
     assert any(line.startswith("a  ") for line in lines)
     assert lines[-1].startswith(f"{NIGHT}: ")
     assert "still running" not in lines[-1]
+    assert len(lines) == len(set(lines)) <= 2 + len(last)
 
 
 def test_watch_takes_in_what_a_retry_adds(night: Night, archive: Archive, make_run: Make) -> None:

@@ -116,11 +116,11 @@ def _piped(seen: Watch) -> None:
 
     from scheduler.cli import transcript
 
-    first = ""
+    told: list[object] = []
     while True:
-        if (now := "; ".join(board.first for board in seen.boards)) != first:
-            terminal.emit(now)
-            first = now
+        if (now := [(board.counts, board.spent_usd, board.limit_usd, board.ended) for board in seen.boards]) != told:
+            terminal.emit("; ".join(board.first for board in seen.boards))
+            told = list(now)  # not the time that is left: it is another one with each look
         if seen.ended:
             return
         time.sleep(seen.pause_s(POLL_S))
