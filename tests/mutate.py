@@ -483,6 +483,35 @@ GUARDS = (
         "if False:",
         "test_purse.py::test_a_budget_needs_a_price",
     ),
+    # Retries
+    guard(
+        "retry: its marker comes before its announcement",
+        "worker/store/members.py",
+        '    archive.create(keys.announced(batch, number), b"")\n',
+        "",
+        "test_retry_cut_off.py::test_the_scheduler_writes_what_was_announced",
+    ),
+    guard(
+        "retry: it has read only what came before its announcement",
+        "scheduler/retry.py",
+        "control=control[: made.told]",
+        "control=control",
+        "test_retry_cut_off.py::test_a_cancel_behind_the_announcement_ends_the_retry",
+    ),
+    guard(
+        "retry: its first segment is the announcement's, whoever writes it",
+        "scheduler/retry.py",
+        "    if task.ordinal >= task.candidates:\n",
+        "    if False:\n",
+        "test_retry_cut_off.py::test_a_retry_without_its_first_segment_is_not_ended_by_an_old_cancel",
+    ),
+    guard(
+        "retry: the scheduler keeps in mind what it has read",
+        "scheduler/backlog.py",
+        " and run.control_seen == 0",
+        "",
+        "test_retry_cut_off.py::test_a_retry_in_a_cancelled_batch_is_begun",
+    ),
 )
 
 
