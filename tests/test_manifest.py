@@ -182,6 +182,9 @@ def test_what_is_no_manifest_is_refused_with_its_place(text: str, place: str) ->
         (("limits: {steps: 7}", "budget: {usd: 20, on_limit: halt}"), "budget.on_limit must be 'pause' or 'stop'"),
         (("[ruff check --fix .]", "fix"), "task.commands must be a list"),
         (("limits:", "policy: [{pattern: '(?=a)', action: ask}]\nlimits:"), "in linear time: look-around"),
+        (("setup: pip install -e .", "setup_secrets: [A]"), "setup_secrets are for setup, and there is none"),
+        (("-e .}", "-e ., setup_secrets: [ghp_0815]}"), "must be the NAME of a secret, in capitals, never its value"),
+        (("-e .}", "-e ., setup_secrets: [A], resetup: on_change}"), "which runs what an agent wrote"),
         (("[ruff check --fix .]", "[3]"), "task.commands[0] must be text (put a number in quotes)"),
     ],
 )

@@ -321,6 +321,7 @@ def batch(more: str = "") -> Batch:
         "baseline: required\n",
         "environment: {network: full}\n",
         "environment: {setup: make, resetup: on_change}\n",
+        "environment: {setup: make, setup_secrets: [INDEX]}\n",
         "checks: [{name: t, command: pytest, junit: 'out/*.xml'}]\n",
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from worker import prepare as prepare_module
 from worker.contract.errors import EnvironmentFault
 from worker.contract.events import SnapshotRef
 from worker.contract.redact import Redactor
-from worker.contract.task import Repo
+from worker.contract.task import Environment, Repo, Task
 from worker.environments import find, recorded
 
 pytestmark = pytest.mark.docker
@@ -319,3 +320,94 @@ def test_a_start_that_must_be_green_is_refused_where_it_is_not(bench: Bench, sou
         measured = bench.prepare(task.model_copy(update={"baseline": policy})).baseline
         assert measured is not None
         assert [check.status for check in measured.checks] == ["green", "red"]
+
+
+INDEX = "pass/word+of-the-index-0815"
+
+
+@pytest.fixture
+def handed(bench: Bench, source: Path) -> Callable[[str], Task]:
+    """A task whose setup script is handed INDEX, which the bench's worker has."""
+    bench.secrets, bench.redactor = {"INDEX": INDEX}, Redactor({"INDEX": INDEX})
+
+    def task(script: str) -> Task:
+        environment = Environment(setup=script, setup_secrets=("INDEX",))
+        return bench.task(bench.repo(source)).model_copy(update={"environment": environment})
+
+    return task
+
+
+def setup_images() -> set[str]:
+    """Of this engine: those that a setup made."""
+    listing = ["docker", "image", "ls", "--quiet", "--no-trunc", prepare_module.SETUP_IMAGE]
+    return {*subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()}
+
+
+def test_setup_reads_its_secret_from_memory_and_nothing_of_it_stays(
+    bench: Bench, handed: Callable[[str], Task], remove_image: Callable[[str], None]
+) -> None:
+    """A file of root's that no later call has, and no variable. The environment is known by the secret's name: who
+    has another value, or none, takes it too."""
+    script = """cd ~
+        sha256sum </run/secrets/INDEX >told; stat -c '%a %u' /run/secrets/INDEX >>told
+        stat -f -c %T /run/secrets >>told; ls /run/secrets >>told
+        cat /proc/[1s]*/environ /proc/[1s]*/cmdline | grep -caFf /run/secrets/INDEX >>told
+        cp /run/secrets/INDEX /tmp/copy"""
+    task = handed(script)
+    prepared = bench.prepare(task)
+    assert prepared.environment.setup_tag is not None
+    remove_image(prepared.environment.setup_tag)
+    with bench.agent(task, prepared) as shell:
+        hashed = hashlib.sha256(INDEX.encode()).hexdigest()
+        assert shell.text("cat ~/told") == f"{hashed}  -\n400 0\ntmpfs\nINDEX\n0\n"
+        assert shell.text("ls -A /run/secrets /tmp") == "/run/secrets:\n\n/tmp:\n"
+    inspected = subprocess.run(["docker", "image", "inspect", prepared.image], capture_output=True, check=True).stdout
+    assert b"INDEX" not in inspected
+    assert INDEX.encode() not in bench.everything_stored()
+    bench.secrets = {}
+    assert bench.prepare(task).digest == prepared.digest
+
+
+def test_a_secret_that_setup_leaves_is_refused(bench: Bench, handed: Callable[[str], Task]) -> None:
+    """env/setup that names the files in image, work tree and HOME, also of Base64, a link and a cache; there is no
+    image and no environment then, and what is said holds no value."""
+    script = """s=$(cat /run/secrets/INDEX)
+        echo "x$s" >/opt/raw; printf 'user:%s' "$s" | base64 >/workspace/repo/.git/encoded
+        mkdir -p ~/.cache; head -c 2097140 /dev/zero >~/.cache/late; echo "$s" >>~/.cache/late
+        ln -s "/nowhere/$s" /opt/link; echo harmless >/opt/harmless"""
+    task, before = handed(script), setup_images()
+    with pytest.raises(EnvironmentFault) as caught:
+        bench.prepare(task)
+    assert (caught.value.reason, caught.value.message) == (
+        "setup",
+        "setup left the value of a secret in /workspace/repo/.git/encoded (secret INDEX), "
+        "/workspace/home/.cache/late (secret INDEX), /opt/link (secret INDEX), /opt/raw (secret INDEX), "
+        "where every later call would find it",
+    )
+    assert list(bench.archive.list("environments/")) == []
+    assert setup_images() == before
+
+
+def test_a_secret_of_setup_that_the_worker_lacks_is_named(bench: Bench, handed: Callable[[str], Task]) -> None:
+    """env/setup, and which variable gives it one, before anything is fetched."""
+    task = handed("true")
+    bench.secrets = {}
+    with pytest.raises(EnvironmentFault, match="the secret INDEX of setup has no value here") as caught:
+        bench.prepare(task)
+    assert (caught.value.reason, caught.value.hint) == ("setup", "set DAWN_SECRET_INDEX in the worker's environment")
+
+
+@pytest.mark.full
+def test_what_setup_prints_of_its_secret_is_masked(bench: Bench, handed: Callable[[str], Task]) -> None:
+    """In the words of a setup that failed."""
+    with pytest.raises(EnvironmentFault, match=r"exit code 7: it is \[secret INDEX\]"):
+        bench.prepare(handed("echo it is $(cat /run/secrets/INDEX); exit 7"))
+
+
+@pytest.mark.full
+def test_an_image_too_large_to_be_searched_is_refused(bench: Bench, handed: Callable[[str], Task]) -> None:
+    """Unlooked at it could hold the secret."""
+    limits = LIMITS.model_copy(update={"workspace_bytes": 32 * MIB})
+    with pytest.raises(EnvironmentFault, match="cannot be searched for secrets") as caught:
+        bench.prepare(handed("true").model_copy(update={"limits": limits}))
+    assert caught.value.reason == "setup"

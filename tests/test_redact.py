@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.contract.errors import UsageFault
-from worker.contract.redact import Redactor, redactor_from_env, without_passwords
+from worker.contract.redact import Redactor, redactor_from_env, traces, without_passwords
 
 TOKEN = 'tok/+ en"ß\\42'
 LINES = [base64.b64encode(bytes(range(n, n + 48))).decode() for n in range(0, 96, 48)]
@@ -158,3 +159,23 @@ def test_a_secret_that_is_not_utf8_is_masked_as_its_bytes() -> None:
 def test_passwords_of_addresses_are_not_shown(address: str, shown: str) -> None:
     """However short a password is, an address is shown without it and otherwise as it is."""
     assert without_passwords(address) == shown
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda value: value,
+        lambda value: json.dumps({"key": value}),
+        lambda value: value.replace("\n", "\r\n"),
+        lambda value: base64.b64encode(b"user:" + value.encode()).decode(),
+        lambda value: base64.urlsafe_b64encode(b"a" + value.encode()).decode(),
+        lambda value: quote(value, safe=""),
+    ],
+    ids=["plain", "json", "crlf", "basic", "urlsafe", "url"],
+)
+def test_a_written_secret_leaves_one_of_its_traces(written: Callable[[str], str]) -> None:
+    """In any of the forms that are masked; a long key is looked for as a whole and by one line, not by each."""
+    value = "-----BEGIN KEY-----\n" + "\n".join(f"line/{number:02}+of-the-key" for number in range(50)) + "\n"
+    found = traces(value)
+    assert any(one in written(value).encode() for one in found)
+    assert len(found) < 30

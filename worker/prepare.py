@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from worker import checks, environments, toolbox
@@ -23,6 +24,7 @@ from worker.contract.redact import Redactor
 from worker.contract.task import Repo, Task
 from worker.environments import Prepared
 from worker.sandbox.protocol import Owner, Result, Role, Sandbox, Workspace, WorkspaceTooLarge
+from worker.setup_secrets import handed, prove_gone
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.content import parsed, put_content
@@ -55,21 +57,35 @@ def prepare(
     """The task's environment, from the archive where its key is known there, else made and stored.
 
     owner: of the attempt; its role is replaced. secrets: NAME -> value; the one that the repository names goes to
-    the containers that fetch, on their stream, and nowhere else. baseline: also run the checks on the start.
+    the containers that fetch, on their stream, those named for setup to setup's, and none anywhere else. baseline:
+    also run the checks on the start.
     store_images: keep an image that no registry has in the archive, for other hosts.
     Raises EnvironmentFault with a reason of the closed set, Cancelled when it was stopped.
     """
     secret = repo_secret(task.repo, secrets)
-    return _Preparation(task, archive, sandbox, owner, redactor, secret, cancel, store_images).run(baseline)
+    return _Preparation(task, archive, sandbox, owner, redactor, secret, secrets, cancel, store_images).run(baseline)
 
 
-def set_up(task: Task, workspace: Workspace, tag: str, *, redactor: Redactor, cancel: Cancel) -> str:
-    """Run the setup script as root with network; the id of the image its file system became.
+def set_up(
+    task: Task,
+    workspace: Workspace,
+    tag: str,
+    *,
+    redactor: Redactor,
+    cancel: Cancel,
+    handed: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Run the setup script as root with network; the id of the image its file system became. handed: its secrets.
 
-    Raises EnvironmentFault("setup") with the end of what it wrote, Cancelled."""
+    Raises EnvironmentFault("setup") with the end of what it wrote, or with where it left a secret; Cancelled."""
     command = shell(task.environment.setup or "", task.repo.path, task.limits.setup_timeout_s)
+    command = replace(command, root=True, network=True, secret_files=handed)
+
+    def judge(root: Iterable[bytes]) -> None:
+        prove_gone(handed, root, workspace, task.limits, redactor=redactor, cancel=cancel)
+
     try:
-        result, image = workspace.commit_image(replace(command, root=True, network=True), tag=tag, cancel=cancel)
+        result, image = workspace.commit_image(command, tag=tag, cancel=cancel, judge=judge if handed else None)
     except InvalidFault as fault:
         raise EnvironmentFault("setup", fault.message, hint=fault.hint) from fault
     try:
@@ -99,6 +115,7 @@ class _Preparation:
     owner: Owner
     redactor: Redactor
     secret: Mapping[str, str]
+    secrets: Mapping[str, str]
     cancel: Cancel
     store_images: bool
 
@@ -151,10 +168,13 @@ class _Preparation:
             "submodules": "recursive",
             "lfs": "pointers",
         }
+        if names := sorted(set(self.task.environment.setup_secrets)):
+            parts["setup_secrets"] = names  # and not their values: they come and go, and setup is the same
         return digest(canonical(parts))
 
     def _build(self, workspace: Workspace, key: str, image_id: str, wanted: Mapping[str, Any]) -> _Built:
         repo, limits = self.task.repo, self.task.limits
+        secrets = handed(self.task.environment, self.secrets)
         if repo.source is not None:
             workspace.put("source", self._source(repo.source))
         caps = {"bytes": limits.workspace_bytes, "files": limits.workspace_files}
@@ -163,7 +183,9 @@ class _Preparation:
         setup_tag = f"{SETUP_IMAGE}:{key[:TAG_DIGITS]}" if self.task.environment.setup else None
         image = image_id
         if setup_tag:
-            image = set_up(self.task, workspace, setup_tag, redactor=self.redactor, cancel=self.cancel)
+            image = set_up(
+                self.task, workspace, setup_tag, redactor=self.redactor, cancel=self.cancel, handed=secrets
+            )
             self._ask(workspace, {"op": "prove", "print": fetched["print"]}, limits.setup_timeout_s, fetches=False)
         workspace.own()
         if setup_tag:

@@ -157,20 +157,34 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(lambda match: f"{match[1] or match[2]}***", text)
 
 
+def traces(value: str) -> set[bytes]:
+    """What stands in a file that a program wrote the value to, in any of the forms that are masked. Of a value of
+    several lines, also its longest line; the others are where that is."""
+    value = value.strip()
+    parts = {value, max(_key_lines(value), key=len, default=value), url_password(value) or value}
+    return {_bytes(form) for part in parts if len(part) >= MIN_CHARS for form in _written(part)}
+
+
 def _forms(value: str) -> Iterator[str]:
+    for part in (value, *_key_lines(value), url_password(value) or ""):
+        if len(part) >= MIN_CHARS:
+            yield from _written(part)
+
+
+def _key_lines(value: str) -> list[str]:
     lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
-    keys = [line for line in lines if len(line) >= MIN_LINE_CHARS and not line.startswith("-----")]
-    for part in (value, *keys, url_password(value) or ""):
-        if len(part) < MIN_CHARS:
-            continue
-        yield part
-        yield json.dumps(part)[1:-1]
-        yield json.dumps(part, ensure_ascii=False)[1:-1]
-        raw = _bytes(part)
-        for encoded in (quote(raw), quote(raw, safe=""), quote_plus(raw)):
-            yield encoded
-            yield re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), encoded)
-        yield from _base64_cores(raw)
+    return [line for line in lines if len(line) >= MIN_LINE_CHARS and not line.startswith("-----")]
+
+
+def _written(part: str) -> Iterator[str]:
+    yield part
+    yield json.dumps(part)[1:-1]
+    yield json.dumps(part, ensure_ascii=False)[1:-1]
+    raw = _bytes(part)
+    for encoded in (quote(raw), quote(raw, safe=""), quote_plus(raw)):
+        yield encoded
+        yield re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), encoded)
+    yield from _base64_cores(raw)
 
 
 def _bytes(text: str) -> bytes:

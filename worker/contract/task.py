@@ -18,6 +18,7 @@ from worker.contract.frozen import Frozen as Frozen
 from worker.contract.frozen import later as later
 from worker.contract.guards import Guards
 from worker.contract.notify import Notify
+from worker.contract.secret_name import SecretName
 from worker.contract.waves import WEIGHT_MAX, Breaker, Waves
 from worker.contract.window import Window
 from worker.contract.zones import Moment
@@ -155,12 +156,23 @@ class Repo(Frozen):
 class Environment(Frozen):
     """image: a name of sandbox_images/images.toml or any image the engine can run. setup: a script run as
     root with network, once, in preparation. network: of the agent's commands and of checks (full: the engine's
-    bridge). resetup: whether setup is run anew before the checks of a patch that changes a list of dependencies."""
+    bridge). resetup: whether setup is run anew before the checks of a patch that changes a list of dependencies.
+    setup_secrets: NAMES of what setup finds as files `/run/secrets/<NAME>`; none of them may stay in image, work tree
+    or HOME."""
 
     image: str = "python"
     setup: str | None = None
     network: Literal["none", "full"] = later("none")
     resetup: Literal["never", "on_change"] = later("never")
+    setup_secrets: Annotated[tuple[SecretName, ...], Field(max_length=16)] = later(())
+
+    @model_validator(mode="after")
+    def _only_for_setup(self) -> Environment:
+        if self.setup_secrets and self.setup is None:
+            raise ValueError("setup_secrets are for setup, and there is none")
+        if self.setup_secrets and self.resetup == "on_change":
+            raise ValueError("setup_secrets cannot go with `resetup: on_change`, which runs what an agent wrote")
+        return self
 
     @property
     def networked(self) -> bool:

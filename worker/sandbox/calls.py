@@ -21,7 +21,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import InvalidFault
 from worker.sandbox.docker import Stream
 from worker.sandbox.output import Spool
-from worker.sandbox.protocol import HOME, Command
+from worker.sandbox.protocol import HOME, SECRETS, Command
 from worker.sandbox.shape import MIB, STREAM_DIR
 
 PAYLOAD_BYTES: Final = 32 * MIB
@@ -142,10 +142,12 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
         payload = command.payload
         program = f"python3 -I /opt/dawnfleet/{command.program}.py </dev/fd/3 3<&-"
     deposit, payload = _deposit(payload)
+    files = {name: value.encode("utf-8", "surrogateescape") for name, value in command.secret_files.items()}
     steps = [
         # The shell's own words about a killed program may quote the line with the secrets in it: they go nowhere.
         "exec 2>/dev/null",
         *([f"head -c {len(ca_bundle)} >{CA_FILE}"] if ca_bundle else []),
+        *(f"(umask 377; head -c {len(value)} >{SECRETS}/{name})" for name, value in files.items()),
         deposit,
         *([f"head -c {len(command.stdin)} >{STDIN_FILE}"] if command.stdin else []),
         "guard",
@@ -160,7 +162,7 @@ def compose(command: Command, *, ca_bundle: bytes = b"") -> Message:
         prelude = b'eval "$(head -c %d)"\n%b' % (len(prelude), prelude)
     else:
         prelude += b"\n"
-    return Message(prelude + ca_bundle + payload + command.stdin, nonce)
+    return Message(prelude + ca_bundle + b"".join(files.values()) + payload + command.stdin, nonce)
 
 
 def _deposit(payload: bytes) -> tuple[str, bytes]:
@@ -256,7 +258,7 @@ def _check(command: Command) -> None:
         )
     if "\0" in command.cwd:
         raise InvalidFault("the working folder's name holds a NUL byte")
-    for name, value in {**command.env, **command.secrets}.items():
+    for name, value in {**command.env, **command.secrets, **command.secret_files}.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise InvalidFault(f"{name!r} cannot be an environment variable")
 

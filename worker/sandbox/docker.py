@@ -291,6 +291,15 @@ class Engine:
                 return False
         return True
 
+    def export(self, container: str) -> Iterator[bytes]:
+        """Its file system as a tar, in pieces of CHUNK_BYTES; of what is mounted there, only the folders."""
+        with _door("export a container"):
+            api = self._api
+            answer = api.get(api._url("/containers/{0}/export", container), stream=True, timeout=TRANSFER_TIMEOUT_S)
+            with answer:
+                api._raise_for_status(answer)
+                yield from answer.iter_content(CHUNK_BYTES)
+
     def commit(self, container: str, tag: str, changes: Sequence[str]) -> str:
         """The image id of the container's filesystem, tagged. changes: Dockerfile instructions for its config."""
         repository, _, version = tag.partition(":")

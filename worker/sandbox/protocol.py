@@ -8,7 +8,7 @@ A *call* is one container on that volume, gone when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ from worker.contract.task import Limits
 REPO = "/workspace/repo"
 HOME = "/workspace/home"
 BASE = "/workspace/base"
+SECRETS = "/run/secrets"
+"""Where programs look for them, as builds of images do."""
 
 Role = Literal["agent", "prepare", "baseline", "verdict"]
 
@@ -46,7 +48,8 @@ class Command:
     toolbox: payload is JSON for a program of ours in the toolbox image (`program` names it).
     writes: False mounts the workspace read-only and needs no snapshot. network: the default bridge instead of
     the keeper's loopback-only namespace (never parked). secrets: travel on the stream, become environment
-    variables of the program only. root: uid 0, for preparation only. proven: the exit code is the engine's word,
+    variables of the program only. secret_files: travel likewise, become files of SECRETS that its user alone may
+    read, in memory. root: uid 0, for preparation only. proven: the exit code is the engine's word,
     35 ms later, and not the call's own, which a hostile program may forge (checks).
     """
 
@@ -61,12 +64,13 @@ class Command:
     proven: bool = False
     timeout_s: float = 120
     secrets: Mapping[str, str] = field(default_factory=dict)
+    secret_files: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outside(self) -> bool:
         """Whether it may do what no rollback undoes: it reaches more than the workspace, or holds what may."""
-        return self.network or self.root or bool(self.secrets)
+        return self.network or self.root or bool(self.secrets or self.secret_files)
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,9 @@ class Snapshot:
     files: tuple[str, ...] = ()
 
 
+Judge = Callable[[Iterable[bytes]], None]
+
+
 class WorkspaceTooLarge(Exception):
     """The volume is over a cap (bytes, files, one snapshot's bytes): an observation, and the workspace rolls back."""
 
@@ -161,9 +168,12 @@ class Workspace(Protocol):
         """Top-most paths under repo/ that `tree` leaves out (ignored files, caches), at most 1,000."""
         ...
 
-    def commit_image(self, command: Command, *, tag: str, cancel: Cancel) -> tuple[Result, str]:
+    def commit_image(
+        self, command: Command, *, tag: str, cancel: Cancel, judge: Judge | None = None
+    ) -> tuple[Result, str]:
         """Run a root command with network on a writable root filesystem and commit that filesystem as an image;
-        returns the image id ("" unless the result is ok with exit code 0)."""
+        returns the image id ("" unless the result is ok with exit code 0). judge: is given the filesystem as a tar
+        before, and may run calls; what it raises is raised, and there is no image."""
         ...
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from worker.contract.errors import EnvironmentFault
 from worker.contract.task import Limits
-from worker.sandbox.protocol import Owner, Role
+from worker.sandbox.protocol import SECRETS, Owner, Role
 
 LABEL: Final = "dawnfleet"
 AGENT_UID: Final = 1000
@@ -26,6 +26,8 @@ MOUNTED: Final = (WORKSPACE, STREAM_DIR, "/tmp", "/dev/shm")
 """Where something of ours lies over the image."""
 STREAM_BYTES: Final = 64 * MIB
 SHM_BYTES: Final = 64 * MIB
+SECRETS_BYTES: Final = 4 * MIB
+"""Sixteen of the longest that an environment can hold."""
 NOFILE: Final = 16_384
 """The engine cannot give more than its own hard limit, and then no container starts: 20,000 is one that was met."""
 KEEPER_MEMORY_BYTES: Final = 512 * MIB
@@ -71,9 +73,10 @@ def call(
     writes: bool,
     root: bool,
     cpus: int,
+    secrets: bool = False,
 ) -> dict[str, Any]:
     """A container for one call. image_volumes: path that the image declares as a volume -> volume to mount there.
-    network: `none`, `bridge` or `container:<keeper>`. cpus: what the engine has."""
+    network: `none`, `bridge` or `container:<keeper>`. cpus: what the engine has. secrets: files of them will come."""
     body = _body(owner, image, volume, entrypoint, limits.memory_bytes, limits.pids)
     host = body["HostConfig"]
     host["NetworkMode"] = network
@@ -84,6 +87,7 @@ def call(
     host["Mounts"] += [
         {"Type": "volume", "Source": volume, "Target": path, "ReadOnly": True}
         for path, volume in image_volumes.items()
+        if not (secrets and path == SECRETS)
     ]
     # A file larger than the whole workspace may be is never right, and a full disk hurts everybody.
     host["Ulimits"].append(_ulimit("fsize", limits.workspace_bytes))
@@ -97,6 +101,9 @@ def call(
         "/tmp": f"rw,exec,nosuid,nodev,size={limits.tmpfs_bytes},nr_inodes={limits.tmpfs_inodes},mode=1777",
         "/dev/shm": f"rw,noexec,nosuid,nodev,size={SHM_BYTES},nr_inodes={limits.tmpfs_inodes},mode=1777",
     }
+    if secrets:
+        mode = f"mode=0700,uid={uid},gid={uid}"
+        host["Tmpfs"][SECRETS] = f"rw,noexec,nosuid,nodev,size={SECRETS_BYTES},nr_inodes=64,{mode}"
     return body
 
 
@@ -109,6 +116,7 @@ def setup(
     entrypoint: Sequence[str],
     image_volumes: Mapping[str, str],
     cpus: int,
+    secrets: bool = False,
 ) -> dict[str, Any]:
     """A root container with network whose filesystem is to become an image: the only one that may write its root.
 
@@ -126,6 +134,7 @@ def setup(
         writes=True,
         root=True,
         cpus=cpus,
+        secrets=secrets,
     )
     body["HostConfig"] |= {"ReadonlyRootfs": False, "CapAdd": list(SETUP_CAPABILITIES)}
     return body

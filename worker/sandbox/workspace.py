@@ -22,7 +22,7 @@ from worker.sandbox.docker import Engine, State
 from worker.sandbox.keeper import Keeper
 from worker.sandbox.output import Spool
 from worker.sandbox.pool import Box, Kind, Places, Pool
-from worker.sandbox.protocol import Command, Output, Owner, Result, Snapshot, WorkspaceTooLarge
+from worker.sandbox.protocol import Command, Judge, Output, Owner, Result, Snapshot, WorkspaceTooLarge
 from worker.sandbox.shape import MIB
 
 END_TIMEOUT_S: Final = 30
@@ -148,7 +148,9 @@ class DockerWorkspace:
         self._settle()
         return self._keeper.ignored()
 
-    def commit_image(self, command: Command, *, tag: str, cancel: Cancel) -> tuple[Result, str]:
+    def commit_image(
+        self, command: Command, *, tag: str, cancel: Cancel, judge: Judge | None = None
+    ) -> tuple[Result, str]:
         message = calls.compose(command, ca_bundle=self._ca_bundle)
         self._settle()
         body = shape.setup(
@@ -159,6 +161,7 @@ class DockerWorkspace:
             entrypoint=calls.ENTRYPOINT,
             image_volumes=self._image_volumes,
             cpus=self._engine.cpus,
+            secrets=bool(command.secret_files),
         )
         box = self._start(body)
         try:
@@ -168,6 +171,8 @@ class DockerWorkspace:
                 return result, ""
             if self._root_full(box.container):
                 return replace(result, status="error", exit_code=None, detail=self._outgrown()), ""
+            if judge is not None:
+                judge(self._engine.export(box.container))
             return result, self._engine.commit(box.container, tag, shape.image_changes())
         finally:
             self._pool.remove(box)
@@ -266,9 +271,10 @@ class DockerWorkspace:
 
     def _outside(self, command: Command) -> Box:
         kind = Kind(command.kind, command.writes)
-        return self._start(self._body(kind, network="bridge" if command.network else "none", root=command.root))
+        network = "bridge" if command.network else "none"
+        return self._start(self._body(kind, network=network, root=command.root, secrets=bool(command.secret_files)))
 
-    def _body(self, kind: Kind, *, network: str, root: bool) -> Mapping[str, Any]:
+    def _body(self, kind: Kind, *, network: str, root: bool, secrets: bool = False) -> Mapping[str, Any]:
         return shape.call(
             self._owner,
             self._image if kind.kind == "shell" else self._toolbox,
@@ -280,6 +286,7 @@ class DockerWorkspace:
             writes=kind.writes,
             root=root,
             cpus=self._engine.cpus,
+            secrets=secrets,
         )
 
     def _start(self, body: Mapping[str, Any]) -> Box:
