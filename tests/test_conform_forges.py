@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -120,7 +121,8 @@ def test_a_second_one_that_github_refuses_is_the_first() -> None:
         "state": "open",
         "draft": False,
         "merged_at": None,
-        "head": {"ref": "dawn/x"},
+        "head": {"ref": "dawn/x", "repo": {"id": 1}},
+        "base": {"ref": "main", "repo": {"id": 1}},
         "body": marked("", patch="p1"),
     }
     said = {
@@ -135,6 +137,37 @@ def test_a_second_one_that_github_refuses_is_the_first() -> None:
     }
     with answering(lambda method, *_: (422, {}, said) if method == "POST" else (200, {}, [there])) as url:
         assert opened(forge_of(Told("github", (0, {}, None), url)), "dawn/x").number == 5
+
+
+@pytest.mark.parametrize("fork", [{"id": 2}, None])
+def test_github_one_of_a_fork_is_not_ours(fork: dict[str, Any] | None) -> None:
+    """Whoever opened it may have named the branch so, and written our marks; the fork may be gone by now."""
+    theirs = {
+        "number": 6, "html_url": "http://localhost/pull/6", "state": "open", "draft": False, "merged_at": None,
+        "head": {"ref": "dawn/x", "repo": fork}, "base": {"ref": "main", "repo": {"id": 1}},
+        "body": marked("", patch="p1"),
+    }  # fmt: skip
+    with told("github", 200, [theirs]) as server:
+        assert (forge_of(server).find("dawn/x"), forge_of(server).ours()) == (None, [])
+
+
+def test_gitlab_one_of_a_fork_is_not_ours(small_gitlab: SmallGitLab) -> None:
+    """Whoever opened it may have named the branch so, and written our marks."""
+    forge = forge_of(small_gitlab)
+    opened(forge, "dawn/x")
+    small_gitlab.rows[0]["source_project_id"] = 2
+    assert (forge.find("dawn/x"), forge.ours()) == (None, [])
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_token_follows_no_redirect_to_another_address(kind: str) -> None:
+    """Neither of what is read nor of what is written."""
+    with told("gitlab", 200, []) as elsewhere, told(kind, 307, {}, Location=f"{elsewhere.api_url}/x") as server:
+        with suppress(ForgeFault):
+            forge_of(server).find("dawn/x")
+        with suppress(ForgeFault):
+            opened(forge_of(server), "dawn/x")
+        assert (server.asked, elsewhere.asked) == (2, 0)
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -39,14 +39,15 @@ class GitHub:
 
     def find(self, branch: str) -> PullRequest | None:
         with _faults():
-            found = [_told(pull) for pull in self._repo.get_pulls(state="all", head=f"{self._owner}:{branch}")]
+            listed = self._repo.get_pulls(state="all", head=f"{self._owner}:{branch}")
+            found = [_told(pull) for pull in listed if _is_from_here(pull)]
         ours = [pull for pull in found if pull.branch == branch]
         return max(ours, key=lambda pull: (pull.open, pull.number), default=None)
 
     def ours(self) -> list[PullRequest]:
         with _faults():
             newest = itertools.islice(self._repo.get_pulls(state="open", sort="created", direction="desc"), LOOKED_AT)
-            return [pull for pull in map(_told, newest) if pull.marks]
+            return [told for pull in newest if _is_from_here(pull) and (told := _told(pull)).marks]
 
     def open(self, *, branch: str, base: str, title: str, body: str, draft: bool) -> PullRequest:
         try:
@@ -113,6 +114,12 @@ def _api(api_url: str, token: str | None, verify: bool | str) -> Github:
 
 def _listed(one: Repo) -> Repository:
     return Repository(one.clone_url, one.full_name, one.archived, one.fork, tuple(one.topics or ()))
+
+
+def _is_from_here(pull: Pull) -> bool:
+    """Whether its branch is the repository's own: anybody's fork may have one of that name, and any words. A fork
+    that was deleted is None."""
+    return pull.head.repo is not None and pull.head.repo.id == pull.base.repo.id
 
 
 def _told(pull: Pull) -> PullRequest:

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
 
 from gitlab import Gitlab
 from gitlab.exceptions import GitlabError
@@ -35,7 +36,7 @@ class GitLab:
     def find(self, branch: str) -> PullRequest | None:
         with _faults():
             listed = self._project.mergerequests.list(source_branch=branch, state="all", iterator=True)
-            found = [_told(one) for one in listed]
+            found = [_told(one) for one in listed if _is_from_here(one)]
         ours = [one for one in found if one.branch == branch]
         return max(ours, key=lambda one: (one.open, one.number), default=None)
 
@@ -44,7 +45,8 @@ class GitLab:
             listed = self._project.mergerequests.list(
                 state="opened", order_by="created_at", sort="desc", iterator=True
             )
-            return [one for one in map(_told, itertools.islice(listed, LOOKED_AT)) if one.marks]
+            newest = itertools.islice(listed, LOOKED_AT)
+            return [told for one in newest if _is_from_here(one) and (told := _told(one)).marks]
 
     def open(self, *, branch: str, base: str, title: str, body: str, draft: bool) -> PullRequest:
         asked = {
@@ -96,7 +98,7 @@ def repositories(asked: GitLabSearch, token: str | None, verify: bool | str) -> 
 
 def _api(api_url: str, token: str | None, verify: bool | str) -> Gitlab:
     session = Session()
-    session.hooks["response"].append(_limit)
+    session.hooks["response"] += [_limit, _stay]
     return Gitlab(
         api_url,
         session=session,
@@ -114,6 +116,11 @@ def _listed(one: Any) -> Repository:
     return Repository(one.http_url_to_repo, one.path_with_namespace, one.archived, fork, tuple(one.topics))
 
 
+def _is_from_here(one: Any) -> bool:
+    """Whether its branch is the project's own: anybody's fork may have one of that name, and any words."""
+    return bool(one.source_project_id == one.target_project_id)
+
+
 def _told(one: Any) -> PullRequest:
     state: State = one.state if one.state in ("merged", "closed") else "draft" if one.draft else "pr"
     return PullRequest(one.iid, one.web_url, state, one.source_branch, marks_of(one.description))
@@ -125,6 +132,14 @@ def _limit(response: Response, **_: Any) -> None:
         after = response.headers.get("retry-after", "")
         wait_s = float(after) if after.isdigit() else LIMIT_WAIT_S
         raise ForgeFault("limit", "GitLab answered 429: too many requests", retryable=True, retry_after_s=wait_s)
+
+
+def _stay(response: Response, **_: Any) -> None:
+    """Refuse a redirect to another address: requests would send the token there, too."""
+    if response.is_redirect:
+        target = urlsplit(urljoin(response.url, response.headers["location"]))
+        if target[:2] != urlsplit(response.url)[:2]:
+            raise ForgeFault("answer", f"GitLab sends us on to {target.netloc}", hint="look at api_url")
 
 
 @contextmanager
