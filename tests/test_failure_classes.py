@@ -312,7 +312,7 @@ def test_of_ten_targets_each_bad_one_is_told_by_itself(night: Bad) -> None:
     file.write_text(TEN)
     refused = deployment.dawn("submit", file)
     assert refused.code == 3
-    assert f"{file}:13:27 unknown-key targets[8].reff" in refused.err
+    assert f"{file}:12:24 unknown-key targets[8].reff" in refused.err
     assert deployment.runs() == before
     file.write_text(TEN.replace(", reff: dev", ""))
     rows = {row["target"]: row for row in deployment.ran("submit", file, code=4)}
