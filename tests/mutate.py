@@ -412,8 +412,8 @@ GUARDS = (
     guard(
         "delegate: a read-only workspace",
         "worker/tools/shell.py",
-        'writes=self.effect == "write"',
-        "writes=True",
+        'writes = self.effect == "write"',
+        "writes = True",
         "test_delegate.py::test_what_a_delegate_writes_is_not_there",
     ),
     # Money
