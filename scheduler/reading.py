@@ -94,7 +94,7 @@ class ManifestFault(InvalidFault):
 
 def load(path: Path, defaults: Limits, tools: Sequence[OwnTool] = ()) -> Loaded:
     """Read and validate a manifest file. Raises ManifestFault with every mistake, InvalidFault when unreadable."""
-    return parse(text_file(path, "a manifest in YAML"), str(path), path.resolve().parent, defaults, tools)
+    return parse(text_file(path, "a manifest in YAML", pipe=True), str(path), path.resolve().parent, defaults, tools)
 
 
 def load_tools(path: Path | None) -> tuple[OwnTool, ...]:
@@ -214,11 +214,10 @@ def script_of(model: str, folder: Path) -> str | None:
     name = parse_model_name(model)
     if name.provider != "scripted":
         return None
-    path = folder / name.name
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise InvalidFault(f"cannot read the script {name.name}: {error}") from error
+        text = text_file(folder / name.name, "a script")
+    except InvalidFault as fault:
+        raise InvalidFault(f"cannot read the script {name.name}: {fault.message}") from fault
     parse_script(text, name.name)
     return text
 

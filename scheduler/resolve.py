@@ -4,10 +4,10 @@ commands filled. Refuses to fetch: a repository's commit is asked for by whoever
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import count
 from typing import Final
 
 from scheduler import template
@@ -159,21 +159,25 @@ def _duplicates(listed: Sequence[Listed]) -> Iterator[Problem]:
 
 def _named(located: Sequence[tuple[Listed, Origin]], problems: list[Problem]) -> Iterator[tuple[str, Listed, Origin]]:
     """Each with its id; problems grows by those that are too long."""
-    given = {one.target.id for one, _ in located if one.target.id}
-    made: set[str] = set()
+    taken = {one.target.id for one, _ in located if one.target.id}
+    numbers: Counter[str] = Counter()
     for one, origin in located:
-        name = one.target.id or _free_name(one.target, origin, given | made)
-        made.add(name)
+        name = one.target.id or _free_name(one.target, origin, taken, numbers)
+        taken.add(name)
         if len(name) > ID_CHARS_MAX:
             told = f"makes an id of {len(name)} characters, more than {ID_CHARS_MAX}"
             problems.append(one.at("repo").problem("value", told, "give it an id"))
         yield name, one, origin
 
 
-def _free_name(target: Target, origin: Origin, taken: Set[str]) -> str:
-    """Label and path, and a number where another target has both."""
+def _free_name(target: Target, origin: Origin, taken: Set[str], numbers: Counter[str]) -> str:
+    """Label and path, and a number where another target has both. numbers: the last that was tried of each."""
     name = f"{origin.label}/{target.path}" if target.path else origin.label
-    return next(one for n in count(1) if (one := name if n == 1 else f"{name}#{n}") not in taken)
+    while True:
+        numbers[name] += 1
+        made = name if numbers[name] == 1 else f"{name}#{numbers[name]}"
+        if made not in taken:
+            return made
 
 
 def _values(manifest: Manifest, name: str, one: Listed, origin: Origin) -> dict[str, str]:

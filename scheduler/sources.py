@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,9 +37,12 @@ Where = Literal[
 """Of a target in an earlier batch: its outcome, its verdict, or that it has none yet or was skipped."""
 
 
-def text_file(path: Path, what: str) -> str:
-    """Its text, at most MAX_BYTES. Raises InvalidFault that names it; what: such as `a manifest in YAML`."""
+def text_file(path: Path, what: str, *, pipe: bool = False) -> str:
+    """Its text, at most MAX_BYTES. Raises InvalidFault that names it; what: such as `a manifest in YAML`. pipe: it
+    may be one, since a person named it: what only a manifest names could wait there for ever."""
     try:
+        if not pipe and path.exists() and not path.is_file():
+            raise InvalidFault(f"{path} is no regular file", hint=f"name {what}")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
@@ -257,7 +261,7 @@ def _table(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, fields) of each row; an empty cell of a column that is no var is left out. Raises csv.Error."""
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     columns = next(rows, [])
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = sorted(name for name, times in Counter(columns).items() if times > 1)
     if "repo" not in columns or twice:
         raise csv.Error(f"two columns {twice[0]!r}" if twice else "its first line names no column repo")
     own = Target.model_fields.keys() - {"vars"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,37 @@ def test_an_id_that_was_not_given_is_never_one_that_was(folder: Path) -> None:
     url = "https://git.example.org/r"
     loaded = load(folder, f"[{{repo: {url}}}, {{repo: {url}}}, {{repo: {url}, id: r#2}}, {{repo: {url}, path: p}}]")
     assert [one.id for one in loaded.targets] == ["r", "r#3", "r#2", "r/p"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "work"),
+    [
+        ("{file: pipe}", "{commands: [fix]}"),
+        ("{repo: https://git.example.org/r}", "{prompt_file: pipe, model: anthropic/x}"),
+        ("{repo: https://git.example.org/r}", "{prompt: fix, model: 'scripted:pipe'}"),
+        ("{repo: https://git.example.org/r}", "{prompt: fix, model: 'scripted:/dev/zero'}"),
+    ],
+)
+def test_a_manifest_names_regular_files_only(folder: Path, targets: str, work: str) -> None:
+    """Nobody waits for a pipe that nobody writes to, or reads a device to its end."""
+    os.mkfifo(folder / "pipe")
+    [line] = told(folder, targets, work=work)
+    assert "is no regular file" in line
+
+
+def test_ids_are_found_in_a_time_that_grows_with_the_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of many that have one label: each number is tried once."""
+    tried: list[str] = []
+
+    class Counted(Counter[str]):
+        def __setitem__(self, key: str, value: int) -> None:
+            tried.append(key)
+            super().__setitem__(key, value)
+
+    monkeypatch.setattr("scheduler.resolve.Counter", Counted)
+    (folder / "repos.txt").write_text("".join(f"https://git.example.org/{n}/r\n" for n in range(300)))
+    assert load(folder, "{file: repos.txt}").targets[-1].id == "r#300"
+    assert len(tried) == 300
 
 
 def test_every_id_is_stored_listed_and_read_back_as_its_own(folder: Path, archive: Archive) -> None:
