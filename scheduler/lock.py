@@ -9,9 +9,9 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from scheduler.reading import Loaded, ManifestFault
 from scheduler.sources import Asked, Target, text_file
@@ -32,7 +32,7 @@ class LockedTarget(Frozen):
     repo: str
     ref: str | None = None
     path: str = ""
-    commit: str | None = None
+    commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")] | None = None
     branch: str = ""
     source: str | None = None
 
@@ -133,7 +133,9 @@ def listed(loaded: Loaded, lock: Lock, say: Callable[[str], None]) -> Loaded:
 def locked(loaded: Loaded, repos: Sequence[Repo], lock: Lock, say: Callable[[str], None]) -> list[Repo]:
     """The repositories as the lock has them; as they are, with a word about it, where the lock is of other targets. A
     local one is what it is now, and it is said when that has changed."""
-    if lock.targets_digest != _asked(loaded):
+    asked = [(one.id, one.target.repo, one.target.ref, one.target.path) for one in loaded.targets]
+    there = [(then.id, then.repo, then.ref, then.path) for then in lock.targets]  # which somebody may have edited
+    if lock.targets_digest != _asked(loaded) or there != asked:
         say(f"note: the lock is stale, so refs are asked when they are fetched; renew it: dawn plan {loaded.name}")
         return list(repos)
     found = []

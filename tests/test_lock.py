@@ -106,6 +106,19 @@ def test_what_is_no_lock_is_refused(tmp_path: Path) -> None:
         lock.path_of(tmp_path / "fleet.lock")
 
 
+def test_a_lock_that_somebody_edited_puts_no_commit_on_another_target(archive: Archive, tmp_path: Path) -> None:
+    """One whose lines are fewer or in another order is stale, and what is no commit makes no lock."""
+    made = lock.lock_of(loaded(), repos(loaded()))
+    for lines in (made.targets[:1], made.targets[::-1]):
+        said: list[str] = []
+        edited = made.model_copy(update={"targets": lines})
+        batch = batch_of(loaded(), archive, say=said.append, lock=edited)
+        assert ([task.repo.commit for task in batch.tasks], len(said)) == ([None, None], 1)
+    (tmp_path / "fleet.lock").write_text(made.text().replace(COMMITS[0], "--upload-pack=x"))
+    with pytest.raises(InvalidFault):
+        lock.beside(tmp_path / "fleet.yaml")
+
+
 def seen(archive: Archive, text: str = TEXT, *, batch: Batch | None = None, **said: Any) -> Any:
     of = loaded(text)
     batch = batch or replace(freeze(of, repos(of)), reuse=True)
