@@ -21,7 +21,7 @@ from worker.contract.events import Claimed, Failure, Observed, Replied, Sealed
 from worker.contract.guards import Guards
 from worker.contract.redact import Redactor
 from worker.contract.script import parse_script
-from worker.contract.task import Check, Environment, Task
+from worker.contract.task import Check, Environment, OwnTool, Task
 from worker.lease import Lease
 from worker.ledger import Ledger, masked
 from worker.models.scripted import ScriptedModel
@@ -30,6 +30,7 @@ from worker.sandbox.sandbox import DockerSandbox
 from worker.station import utc_now
 from worker.store import keys
 from worker.store.inbox import Inbox
+from worker.store.journal import Journal
 from worker.store.local import LocalArchive
 
 pytestmark = pytest.mark.docker
@@ -449,6 +450,55 @@ def test_a_secret_printed_by_a_command_reaches_no_object(night: Night) -> None:
     stored = b"".join(night.archive.get(key) for key in night.archive.list("runs/") if "/snapshots/" not in key)
     assert stored.count(b"hunter2-1") == 0
     assert b"[secret KEY]" in stored
+
+
+KNOCK = """
+- calls:
+    - {tool: knock, arguments: {}}
+    - {tool: run_command, arguments: {command: 'ls -A /run/secrets; env; cat /proc/*/environ'}}
+- text: Done.
+"""
+
+
+def knocking(night: Night) -> Journal:
+    tool = OwnTool(
+        name="knock",
+        description="Knock at the forge.",
+        arguments={"type": "object"},
+        command="stat -c '%a %u' /run/secrets/FORGE; cat /run/secrets/FORGE; env | grep -c FORGE",
+        effect="outside",
+        secrets=("FORGE",),
+    )
+    return night.submit(script=KNOCK, checks=(), tools=(tool,))
+
+
+def test_a_tool_is_handed_its_secret_for_its_own_call_only(night: Night) -> None:
+    """A file that only its user reads, masked in what it prints; on record before it starts; in nothing stored."""
+    journal = knocking(night)
+    secrets = {"FORGE": "hunter2-hunter2"}
+    night.work(secrets=secrets, redactor=Redactor(secrets))
+    events = [record.event for record, _ in journal.read()]
+    knocked, looked = (event.observation for event in events if isinstance(event, Observed))
+    assert knocked.output == "400 1000\n[secret FORGE]0"
+    assert "FORGE" not in looked.output
+    assert [event.type for event in events if event.type in ("called", "observed")] == [
+        "called",
+        "observed",
+        "observed",
+    ]
+    assert not [key for key in night.archive.list("") if b"hunter2" in night.archive.get(key)]
+
+
+def test_a_secret_of_a_tool_that_the_worker_lacks_ends_the_run_first(night: Night) -> None:
+    """env/setup, before any model is paid."""
+    journal = knocking(night)
+    night.work()
+    sealed = journal.load().sealed
+    assert sealed is not None
+    assert sealed.failure is not None
+    assert (sealed.failure.cls, sealed.failure.reason) == ("env", "setup")
+    assert "the secret FORGE of the tool knock has no value here" in sealed.failure.detail
+    assert "replied" not in types(journal)
 
 
 def test_a_store_that_goes_away_as_damage_is_sealed_leaves_the_run(night: Night) -> None:

@@ -234,6 +234,31 @@ def test_the_effect_decides_what_its_container_may(effect: str, writes: bool, ou
     assert (made.writes, made.outside, made.network) == (writes, outside, outside)
 
 
+def test_its_secrets_are_handed_as_files() -> None:
+    """Those that it names and no other, of what the worker has."""
+    tool = own(effect="outside", secrets=["FORGE"])
+    parsed = offered(tool).parse(ToolCall(id="c", name="tidy", arguments='{"path": "x"}'))
+    assert not isinstance(parsed, str)
+    secrets = {"FORGE": "t0ken-of-the-forge", "OTHER": "an0ther-secret"}
+    [made] = parsed[0].command(parsed[1], ToolContext(Limits(), (), "", (), lambda _: None, secrets=secrets))
+    assert (made.secret_files, made.secrets, made.env) == ({"FORGE": "t0ken-of-the-forge"}, {}, {})
+    assert made.outside
+    assert offered(tool).specs == offered(own()).specs
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"secrets": ["FORGE"]}, "needs `effect: outside`"),
+        ({"secrets": ["ghp_0815"], "effect": "outside"}, "must be the NAME of a secret"),
+    ],
+)
+def test_a_secret_goes_outside_by_name_only(fields: dict[str, Any], said: str) -> None:
+    """A tool that holds one may do what no rollback undoes."""
+    with pytest.raises(ValidationError, match=said):
+        own(**fields)
+
+
 # In a container
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from worker import context, meter, phases, verdict
+from worker import context, handed, meter, phases, verdict
 from worker.contract import hours
 from worker.contract.cancel import Cancel
 from worker.contract.errors import (
@@ -152,6 +152,8 @@ class _Attempt:
             model = None if self.task.model == "none" else self.station.open_model(self.task)
         except InvalidFault as fault:
             return self.ending.fail(Failure(cls="provider", reason="bad_request", detail=str(fault)))
+        for tool in self.task.tools:  # told before any model is paid
+            handed.values(tool.secrets, f"the tool {tool.name}", self.station.secrets)
         prepared = self._prepare()
         with (
             self.station.sandbox.workspace(self._owner, prepared.image, self.task.limits) as workspace,

@@ -234,6 +234,7 @@ class AttemptHost:
             plan=self.run.plan,
             read_output=self._kept_output,
             network=self._task.environment.networked,
+            secrets=self._station.secrets,
         )
 
     def _kept_output(self, call_id: str) -> bytes | None:

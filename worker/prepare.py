@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from worker import checks, environments, toolbox
+from worker import checks, environments, handed, toolbox
 from worker.contract.cancel import Cancel
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, InvalidFault, NotFoundFault
@@ -24,7 +24,6 @@ from worker.contract.redact import Redactor
 from worker.contract.task import Repo, Task
 from worker.environments import Prepared
 from worker.sandbox.protocol import Owner, Result, Role, Sandbox, Workspace, WorkspaceTooLarge
-from worker.setup_secrets import handed, prove_gone
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.content import parsed, put_content
@@ -73,19 +72,19 @@ def set_up(
     *,
     redactor: Redactor,
     cancel: Cancel,
-    handed: Mapping[str, str] = MappingProxyType({}),
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Run the setup script as root with network; the id of the image its file system became. handed: its secrets.
+    """Run the setup script as root with network; the id of the image its file system became. secrets: it is handed.
 
     Raises EnvironmentFault("setup") with the end of what it wrote, or with where it left a secret; Cancelled."""
     command = shell(task.environment.setup or "", task.repo.path, task.limits.setup_timeout_s)
-    command = replace(command, root=True, network=True, secret_files=handed)
+    command = replace(command, root=True, network=True, secret_files=secrets)
 
     def judge(root: Iterable[bytes]) -> None:
-        prove_gone(handed, root, workspace, task.limits, redactor=redactor, cancel=cancel)
+        handed.prove_gone(secrets, root, workspace, task.limits, redactor=redactor, cancel=cancel)
 
     try:
-        result, image = workspace.commit_image(command, tag=tag, cancel=cancel, judge=judge if handed else None)
+        result, image = workspace.commit_image(command, tag=tag, cancel=cancel, judge=judge if secrets else None)
     except InvalidFault as fault:
         raise EnvironmentFault("setup", fault.message, hint=fault.hint) from fault
     try:
@@ -174,7 +173,7 @@ class _Preparation:
 
     def _build(self, workspace: Workspace, key: str, image_id: str, wanted: Mapping[str, Any]) -> _Built:
         repo, limits = self.task.repo, self.task.limits
-        secrets = handed(self.task.environment, self.secrets)
+        secrets = handed.values(self.task.environment.setup_secrets, "setup", self.secrets)
         if repo.source is not None:
             workspace.put("source", self._source(repo.source))
         caps = {"bytes": limits.workspace_bytes, "files": limits.workspace_files}
@@ -184,7 +183,7 @@ class _Preparation:
         image = image_id
         if setup_tag:
             image = set_up(
-                self.task, workspace, setup_tag, redactor=self.redactor, cancel=self.cancel, handed=secrets
+                self.task, workspace, setup_tag, redactor=self.redactor, cancel=self.cancel, secrets=secrets
             )
             self._ask(workspace, {"op": "prove", "print": fetched["print"]}, limits.setup_timeout_s, fetches=False)
         workspace.own()

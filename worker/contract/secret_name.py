@@ -27,3 +27,5 @@ def _named(text: str) -> str:
 
 
 SecretName = Annotated[str, Field(json_schema_extra={"pattern": PATTERN}), AfterValidator(_named)]
+SecretNames = Annotated[tuple[SecretName, ...], Field(max_length=16)]
+"""Of what one program is handed."""

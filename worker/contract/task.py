@@ -18,7 +18,7 @@ from worker.contract.frozen import Frozen as Frozen
 from worker.contract.frozen import later as later
 from worker.contract.guards import Guards
 from worker.contract.notify import Notify
-from worker.contract.secret_name import SecretName
+from worker.contract.secret_name import SecretNames
 from worker.contract.waves import WEIGHT_MAX, Breaker, Waves
 from worker.contract.window import Window
 from worker.contract.zones import Moment
@@ -116,8 +116,10 @@ def version_of(fields: Mapping[str, Any]) -> int:
     said = {name for name, field in Task.model_fields.items() if fields.get(name, field.default) != field.default}
     locked = isinstance(repo := fields.get("repo"), Repo) and repo.commit is not None
     environment = fields.get("environment", Environment())
-    within = any(check.junit for check in fields.get("checks", ())) or (
-        environment != Environment(image=environment.image, setup=environment.setup)
+    within = (
+        any(check.junit for check in fields.get("checks", ()))
+        or any(tool.secrets for tool in fields.get("tools", ()))
+        or environment != Environment(image=environment.image, setup=environment.setup)
     )
     return max([3 if locked or within else 1, *(version for version, added in ADDED.items() if said & added)])
 
@@ -164,7 +166,7 @@ class Environment(Frozen):
     setup: str | None = None
     network: Literal["none", "full"] = later("none")
     resetup: Literal["never", "on_change"] = later("never")
-    setup_secrets: Annotated[tuple[SecretName, ...], Field(max_length=16)] = later(())
+    setup_secrets: SecretNames = later(())
 
     @model_validator(mode="after")
     def _only_for_setup(self) -> Environment:
@@ -207,7 +209,8 @@ class OwnTool(Frozen):
     description: one line, for the model. arguments: JSON Schema (2020-12) of the arguments object. command: a script
     for the shell of the task's image, run in the folder the run starts in, with the arguments as one JSON document on
     its standard input. effect: read (the workspace is mounted read-only), write, or outside: it writes and has the
-    network, is on record before it starts, and is not run again when its worker dies.
+    network, is on record before it starts, and is not run again when its worker dies. secrets: NAMES of what it finds
+    as files `/run/secrets/<NAME>`.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
@@ -215,6 +218,13 @@ class OwnTool(Frozen):
     arguments: dict[str, JsonValue]
     command: Annotated[str, Field(min_length=1, max_length=64 * 2**10)]
     effect: Literal["read", "write", "outside"] = "write"
+    secrets: SecretNames = later(())
+
+    @model_validator(mode="after")
+    def _held_outside(self) -> OwnTool:
+        if self.secrets and self.effect != "outside":
+            raise ValueError("a tool that is handed secrets needs `effect: outside`")
+        return self
 
     @field_validator("name")
     @classmethod

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -25,7 +25,8 @@ class ToolArguments(BaseModel):
 @dataclass(frozen=True)
 class ToolContext:
     """What a tool may look at: the run's limits and checks, the folder it starts in (relative to the repository),
-    its plan, and a reader of kept outputs by call id (returns None for an unknown id). network: commands have it."""
+    its plan, and a reader of kept outputs by call id (returns None for an unknown id). network: commands have it.
+    secrets: NAME -> value, the worker's."""
 
     limits: Limits
     checks: tuple[Check, ...]
@@ -33,6 +34,7 @@ class ToolContext:
     plan: tuple[PlanItem, ...]
     read_output: Callable[[str], bytes | None]
     network: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Owns the secrets that setup is handed: their values, and that none of them stays. Refuses to look for them itself:
-that is done in a container.
+"""Owns the secrets that setup and own tools are handed: their values, and that setup leaves none of them. Refuses to
+look for them itself: that is done in a container.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EnvironmentFault
 from worker.contract.redact import Redactor, traces
-from worker.contract.task import Environment, Limits
+from worker.contract.task import Limits
 from worker.sandbox.protocol import Workspace
 from worker.toolbox import ToolboxProblem, ask
 
@@ -18,17 +18,18 @@ ROOT = "root"
 """File of base/ that sandbox_images/toolbox/leaks.py reads and removes."""
 
 
-def handed(environment: Environment, secrets: Mapping[str, str]) -> dict[str, str]:
-    """NAME -> value of those that setup is given. secrets: the worker's. Raises EnvironmentFault("setup") where one
-    has no value."""
-    for name in environment.setup_secrets:
-        if not secrets.get(name, "").strip():
+def values(names: Iterable[str], whose: str, secrets: Mapping[str, str]) -> dict[str, str]:
+    """NAME -> value of those that `whose` is handed. secrets: the worker's. Raises EnvironmentFault("setup") where
+    one has no value."""
+    found = {name: secrets.get(name, "") for name in names}
+    for name, value in found.items():
+        if not value.strip():
             raise EnvironmentFault(
                 "setup",
-                f"the secret {name} of setup has no value here",
+                f"the secret {name} of {whose} has no value here",
                 hint=f"set DAWN_SECRET_{name} in the worker's environment",
             )
-    return {name: secrets[name] for name in environment.setup_secrets}
+    return found
 
 
 def prove_gone(
