@@ -242,7 +242,7 @@ def test_its_secrets_are_handed_as_files() -> None:
     secrets = {"FORGE": "t0ken-of-the-forge", "OTHER": "an0ther-secret"}
     [made] = parsed[0].command(parsed[1], ToolContext(Limits(), (), "", (), lambda _: None, secrets=secrets))
     assert (made.secret_files, made.secrets, made.env) == ({"FORGE": "t0ken-of-the-forge"}, {}, {})
-    assert made.outside
+    assert command('{"path": "x"}', effect="outside", secrets=["FORGE"]).outside  # a replay has none, and asks
     assert offered(tool).specs == offered(own()).specs
 
 

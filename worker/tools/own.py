@@ -13,7 +13,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from worker.contract.schema import Misfit, matcher
 from worker.contract.task import OwnTool
-from worker.handed import values
 from worker.sandbox.protocol import Command
 from worker.tools.shell import shell
 from worker.tools.tool import ToolContext
@@ -62,15 +61,14 @@ class CommandTool:
         self._own = own
 
     def command(self, arguments: OwnArguments, context: ToolContext) -> list[Command]:
-        """The task's command as it stands there, with the arguments beside it. Raises EnvironmentFault("setup") where
-        one of its secrets has no value."""
+        """The task's command as it stands there, with the arguments beside it."""
         return [
             replace(
                 shell(self._own.command, context.path, context.limits.call_timeout_s),
                 stdin=arguments.model_dump_json().encode(),
                 writes=self._own.effect != "read",
                 network=self._own.effect == "outside",
-                secret_files=values(self._own.secrets, f"the tool {self.name}", context.secrets),
+                secret_files={name: context.secrets.get(name, "") for name in self._own.secrets},
             )
         ]
 
