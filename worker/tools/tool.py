@@ -26,8 +26,7 @@ class ToolArguments(BaseModel):
 class ToolContext:
     """What a tool may look at: the run's limits and checks, the folder it starts in (relative to the repository),
     its plan, and a reader of kept outputs by call id (returns None for an unknown id). network: commands have it.
-    secrets: NAME -> value, the worker's; none in a
-    replay, which runs no call that holds one."""
+    secrets: NAME -> value, the worker's; none in a replay, which runs no call that holds one."""
 
     limits: Limits
     checks: tuple[Check, ...]
