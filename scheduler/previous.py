@@ -4,7 +4,7 @@ them: what became of each is what its standing run says.
 
 from __future__ import annotations
 
-from scheduler.runs import Found, View, batches, find, runs_in, standing, views
+from scheduler.runs import View, find_newest, runs_in, standing, views
 from scheduler.sources import Previous, Target
 from scheduler.targets import Origin
 from worker.contract.errors import IntegrityFault
@@ -15,9 +15,7 @@ from worker.store.archive import Archive
 def previous_targets(archive: Archive, asked: Previous) -> list[tuple[Target, Origin | None]]:
     """Those of its batch that ended as asked, in its order, with the ids and secrets they had. Raises NotFoundFault
     and ConflictFault when there is no one such batch, IntegrityFault when a run of it cannot be read, StoreFault."""
-    named = batches(archive, asked.batch)
-    batch = named[-1].batch if named else find(archive, asked.batch, kinds=("batch",)).id
-    seen = views(archive, runs_in(archive, Found("batch", batch)))
+    seen = views(archive, runs_in(archive, find_newest(archive, asked.batch, kinds=("batch",))))
     for run, told in seen.damaged.items():
         raise IntegrityFault(told, hint=f"look: dawn verify {run}")
     return [_target(one) for one in standing(seen.found) if _words(one) & {*asked.where}]

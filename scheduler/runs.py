@@ -135,6 +135,12 @@ def find(archive: Archive, word: str, *, kinds: Sequence[Literal["batch", "run"]
     raise ConflictFault(f"{word!r} could be {shown}{more}", hint="give more letters of the id")
 
 
+def find_newest(archive: Archive, word: str, *, kinds: Sequence[Literal["batch", "run"]] = ("run", "batch")) -> Found:
+    """For what only reads: as `find`, but of batches whose manifest has the word for its name the newest."""
+    named = batches(archive, word)
+    return Found("batch", named[-1].batch) if named else find(archive, word, kinds=kinds)
+
+
 def find_journal(archive: Archive, word: str) -> str:
     """Whose journal a word names: a run, as `find` does, or behind `/delegates/` the call of one that a delegate has
     answered. Raises as find."""

@@ -55,6 +55,12 @@ def test_a_repeated_submit_completes_what_is_missing(archive: Archive) -> None:
     assert submit(made, archive, by="me", at=AT) == 1
 
 
+def test_a_comment_more_asks_for_the_same(archive: Archive) -> None:
+    """A manifest whose words alone are others is the batch that is there."""
+    submit(batch(), archive, by="me", at=AT)
+    assert submit(batch("# once more\n" + TEXT), archive, by="me", at=AT) == 0
+
+
 def test_every_run_of_a_batch_carries_its_budget() -> None:
     """A worker reads it in the task, which an earlier version of ours does not take."""
     tasks = batch(TEXT + "budget: {usd: 20, on_limit: stop}\n").tasks

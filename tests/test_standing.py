@@ -12,9 +12,9 @@ from runs_made import AT, ended
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.reading import parse
 from scheduler.report import cells, counts
-from scheduler.runs import Found, View, Views, runs_in, standing
+from scheduler.runs import Found, View, Views, find, find_newest, runs_in, standing
 from scheduler.verify import check
-from worker.contract.errors import ExitCode, IntegrityFault
+from worker.contract.errors import ConflictFault, ExitCode, IntegrityFault
 from worker.contract.events import Failure, PatchStat, Verdict
 from worker.contract.run import Run, exit_code
 from worker.contract.task import Limits, Repo, Task
@@ -45,6 +45,16 @@ def view(run: Run, archive: Archive) -> View:
 
 def verdict(name: Any, *, lines: int = 0, size: int = 0) -> Verdict:
     return Verdict(verdict=name, patch=PatchStat(files={"x": (lines, 0)} if lines else {}, bytes=size))
+
+
+def test_the_newest_batch_of_a_name_is_read(archive: Archive) -> None:
+    """Whoever types the manifest's name means the last night; what acts wants the very batch."""
+    for text, at in ((TEXT, "2026-11-29T02:00:00.000+00:00"), (TEXT.replace("3", "2"), AT)):
+        made = batch(text)
+        submit(made, archive, by="me", at=at)
+    assert find_newest(archive, "night") == Found("batch", made.id)
+    with pytest.raises(ConflictFault):
+        find(archive, "night")
 
 
 def test_every_target_has_its_candidates_side_by_side(archive: Archive) -> None:

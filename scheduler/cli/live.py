@@ -44,7 +44,7 @@ def watch(
     where = edge.settings()
     archive = edge.archive(where)
     if batch is not None:
-        batches = [runs.find(archive, batch, kinds=("batch",)).id]
+        batches = [runs.find_newest(archive, batch, kinds=("batch",)).id]
     elif not (batches := sorted(runs.open_batches(archive))):
         raise NotFoundFault("no batch is open", hint="see what there was: dawn status")
     seen = Watch(archive, edge.hints(where), where, batches)

@@ -75,10 +75,13 @@ def plan(
         name = None if again else batch.id
         terminal.emit_json("dawn.plan/1", archive=archive.url, lock=str(path), batch=name, **seen.as_json())
     else:
-        terminal.emit_table(("target", "ref", "commit", "state", "why"), [line.cells() for line in seen.lines])
+        terminal.emit_table(("target", "ref", "commit/pack", "state", "why"), [line.cells() for line in seen.lines])
         counted = {line.state: seen.count(line.state) for line in seen.lines}
         terminal.emit(", ".join(f"{number} {state}" for state, number in sorted(counted.items())))
         terminal.emit(f"cost: {seen.cost.text}")
+        if commands := batch.tasks[0].commands:
+            terminal.emit(f"commands of {batch.tasks[0].target}:")
+            terminal.emit("\n".join(f"  {line}" for command in commands for line in command.splitlines()))
         if seen.window:
             terminal.emit(f"window: {seen.window}")
         terminal.say(f"locked in {path}; dawn submit {file} takes these commits")

@@ -61,7 +61,7 @@ def status(
     where = edge.settings(source)
     archive = edge.archive(where)
     if name is not None:
-        found = runs.find(archive, name)
+        found = runs.find_newest(archive, name)
         named = runs.runs_in(archive, found)
         views = runs.views(archive, named)
         if views.unwritten:
@@ -131,7 +131,7 @@ def tell(found: Sequence[View], budgets: Mapping[str, Spending], archive: Archiv
         money = {of: budget.as_json() for of, budget in budgets.items()}
         terminal.emit_json("dawn.runs/1", archive=archive.url, runs=rows, budgets=money)
         return
-    terminal.emit_table(report.HEADINGS, [report.cells(view, budgets) for view in found])
+    terminal.emit_table(report.HEADINGS, [report.cells(view, budgets) for view in found], cut=report.CUT)
     for budget in budgets.values():
         terminal.say(f"budget of {budget.of}: {budget.text}")
 

@@ -36,7 +36,7 @@ def report(
 
     where = edge.settings()
     archive = edge.archive(where)
-    name = runs.find(archive, batch, kinds=("batch",)).id
+    name = runs.find_newest(archive, batch, kinds=("batch",)).id
     made = reports.gather(archive, name, at=edge.stamp(), day=edge.spent_today(where), verify=verify)
     if store:
         kept = reports.store(archive, made)
