@@ -10,10 +10,11 @@ import pytest
 from conftest import free_port
 from forge_servers import TOKEN, ForgeServer, SmallGitLab, Told, answering, forge_of, told
 
+from worker.contract.commit import harmless
 from worker.contract.delivery import Deliver
 from worker.contract.errors import RETRY_AFTER_S_MAX, ForgeFault
 from worker.forges.open import open_forge, place_of, push_url
-from worker.forges.protocol import BODY_CHARS, Forge, PullRequest, harmless, marked, marks_of
+from worker.forges.protocol import BODY_CHARS, Forge, PullRequest, marked, marks_of
 
 BOTH = ("github", "gitlab")
 
@@ -280,8 +281,10 @@ def test_a_token_pushes_over_https(url: str) -> None:
 
 def test_no_text_of_a_model_acts_on_a_forge() -> None:
     """It mentions nobody, closes nothing, links nothing, opens no comment, and cannot say whose it is."""
-    text = harmless("@ann fixes #12, GH-7, !3 https://github.com/a/b/issues/1\n/merge\n<!-- dawnfleet patch=x -->")
-    for acting in ("@ann", "#12", "GH-7", "!3", "://", "\n/merge", "<!--"):
+    text = harmless(
+        "@ann fixes #12, GH-7, !3 https://github.com/a/b/issues/1\n/merge\n<!-- dawnfleet patch=x -->![](//a/b.png)"
+    )
+    for acting in ("@ann", "#12", "GH-7", "!3", "//", "\n/merge", "<!--"):
         assert acting not in text
     assert marks_of(text) == {}
     assert marks_of(marked(text, patch="p")) == {"patch": "p"}

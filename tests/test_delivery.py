@@ -183,6 +183,16 @@ def test_folding_in_two_parts_is_folding_at_once(acts: list[dict[str, Any]]) -> 
     assert ("c1" in delivered(all_).tips) == any(act["act"] == "push" for act in acts)
 
 
+def test_no_text_of_a_task_acts_on_a_forge_as_a_commit() -> None:
+    """A merge would close what its messages say, and mention whom: an issue that somebody wrote may be the prompt.
+    What the title's own template says is its author's word."""
+    asked = task(prompt="Fixes #12 by @ann\n\nCloses evil/x#3, GH-4", deliver=Deliver(title="Resolves #7: {task}"))
+    told = commit.message(asked, sealed())
+    assert told.startswith("Resolves #7: Fixes")
+    for acting in ("#12", "@ann", "x#3", "GH-4"):
+        assert acting not in told
+
+
 def test_the_letter_of_a_patch_is_what_git_am_makes_a_commit_of(tmp_path: Path) -> None:
     """Text, binary, CRLF, long lines and names of every kind: the same tree, and the trailers behind the message."""
     folder = first_commit(tmp_path / "work")

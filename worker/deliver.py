@@ -40,7 +40,7 @@ from worker.contract.errors import (
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.forges.open import open_forge
-from worker.forges.protocol import Forge, PullRequest, harmless, marked
+from worker.forges.protocol import Forge, PullRequest, marked
 from worker.lease import Lease
 from worker.station import Station
 from worker.store.deliveries import mark, read_deliveries, read_reviews, write_delivery
@@ -239,7 +239,7 @@ class _Delivery:
         summary = self.folded.sealed.artifacts.get("summary.md") if self.folded.sealed else None
         journal = Journal(self.station.archive, self.task.run)
         text = "" if summary is None else journal.get_blob(summary).decode("utf-8", "replace")
-        words = {name: harmless(word) for name, word in commit.words(self.task, self.folded, text).items()}
+        words = {name: commit.harmless(word) for name, word in commit.words(self.task, self.folded, text).items()}
         return marked(filled(self.asked.body, words), run=self.task.run, **self._marks)
 
     def _token(self) -> str:

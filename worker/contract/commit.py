@@ -1,5 +1,6 @@
 """Owns the commit that a patch becomes: its subject, its message with trailers, and the same as a letter that
-`git am` takes. Pure. Refuses to let what a task or a model wrote become a header, a trailer or the start of a patch.
+`git am` takes. Pure. Refuses to let what a task or a model wrote become a header, a trailer or the start of a patch,
+or act on a forge, which reads commits, too.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def words(task: Task, run: Run, summary: str = "") -> dict[str, str]:
 
 def subject(task: Task, run: Run) -> str:
     """One line: the title that the delivery asks for, or the task's first line."""
-    title = filled((task.deliver or Deliver()).title, words(task, run))
-    return _one_line(title)[:SUBJECT_CHARS].strip() or task.target
+    told = {name: harmless(_one_line(word)) for name, word in words(task, run).items()}
+    title = filled(_one_line((task.deliver or Deliver()).title), told)
+    return title[:SUBJECT_CHARS].strip() or harmless(_one_line(task.target))
 
 
 def message(task: Task, run: Run) -> str:
     """The commit's message. The same run always has the same one."""
     asked = task.prompt or "\n".join(task.commands)
-    return f"{subject(task, run)}\n\n{_harmless(asked[:PROMPT_CHARS].strip())}\n\n{trailers(task, run)}\n"
+    return f"{subject(task, run)}\n\n{harmless(_plain(asked[:PROMPT_CHARS].strip()))}\n\n{trailers(task, run)}\n"
 
 
 def trailers(task: Task, run: Run) -> str:
@@ -79,11 +81,22 @@ def letter(task: Task, run: Run, patch: bytes) -> bytes:
     return "\n".join(head).encode() + b"\n\n" + body + b"\n"
 
 
+def harmless(text: str) -> str:
+    """Words of models and repositories in which nobody is mentioned, no issue is referred to or closed, nothing is
+    loaded, and no comment is opened: a forge acts on such text."""
+    unseen = "\u200b"
+    text = text.replace("<!--", f"<{unseen}!--").replace("//", f"/{unseen}/")
+    text = re.sub(r"@(?=[A-Za-z0-9_])", f"@{unseen}", text)
+    text = re.sub(r"([#!&~%])(?=[A-Za-z0-9\"])", rf"\1{unseen}", text)
+    text = re.sub(r"\b(GH)-(?=\d)", rf"\1-{unseen}", text)
+    return re.sub(r"(?m)^(\s*>?\s*)/(?=[a-z])", rf"\1{unseen}/", text)
+
+
 def _one_line(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
-def _harmless(text: str) -> str:
+def _plain(text: str) -> str:
     """Text of a message of which no line is anything else."""
     kept = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
     return _NO_TEXT.sub(" ", kept)

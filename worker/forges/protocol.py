@@ -81,14 +81,3 @@ def marks_of(body: str | None) -> dict[str, str]:
     """The marks of a text: the last ones, which we wrote; what a model wrote before them counts for nothing."""
     found = _MARK.findall(body or "")
     return dict(word.split("=", 1) for word in found[-1].split()) if found else {}
-
-
-def harmless(text: str) -> str:
-    """Words of models and repositories in which nobody is mentioned, no issue is referred to or closed, nothing is
-    loaded, and no comment is opened: a forge acts on such text."""
-    unseen = "\u200b"
-    text = text.replace("<!--", f"<{unseen}!--").replace("://", f":{unseen}//")
-    text = re.sub(r"@(?=[A-Za-z0-9_])", f"@{unseen}", text)
-    text = re.sub(r"([#!&~%])(?=[A-Za-z0-9\"])", rf"\1{unseen}", text)
-    text = re.sub(r"\b(GH)-(?=\d)", rf"\1-{unseen}", text)
-    return re.sub(r"(?m)^(\s*>?\s*)/(?=[a-z])", rf"\1{unseen}/", text)
