@@ -8,7 +8,7 @@ import pytest
 from deployments import Deployment
 from repositories import commit_all, git
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.full]
 
 MANIFEST = """\
 version: 1

@@ -144,6 +144,7 @@ def test_a_run_parks_at_the_closing_and_goes_on_the_next_night(night: Night) -> 
 
 
 @pytest.mark.docker
+@pytest.mark.full
 def test_a_closing_kills_a_call_that_outlasts_the_soft_limit(night: Night, wait_until: Callable[..., Any]) -> None:
     """It is rolled back, so that the next night's call is the only one."""
     clock, journal = Clock(), submitted(night, "pause", LONG, checks=())

@@ -81,6 +81,7 @@ def test_each_repository_gets_its_answer(server: GitServer, silent: str, sandbox
     assert not [owner for owner, _ in sandbox.owned(ARCHIVE) if owner.run.startswith("resolve")]
 
 
+@pytest.mark.full
 def test_what_a_killed_one_left_is_removed_by_the_next(sandbox: Sandbox) -> None:
     """No janitor knows whose it is. What a living one uses stays."""
     gone = subprocess.Popen(["true"])
@@ -127,6 +128,7 @@ def test_a_plan_locks_the_commits_that_a_run_checks_out(
     assert deployment.left() == []
 
 
+@pytest.mark.full
 def test_a_plan_locks_what_a_forge_names(server: GitServer, deployment: Deployment, tmp_path: Path) -> None:
     """By the commands: a submit takes those repositories at those commits, and needs the forge no more."""
     server.token = ""
