@@ -21,6 +21,8 @@ from worker.contract.zones import utc_text
 from worker.store import keys
 
 HEADINGS: Final = ("run", "target", "outcome", "verdict", "steps", "time", "cost", "detail")
+CUT: Final = ("target", "run")
+"""What of it may lose its end in a narrow terminal: a target first, the first letters of an id do."""
 FILES_SHOWN: Final = 20
 DETAIL_CHARS: Final = 120
 

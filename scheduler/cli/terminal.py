@@ -6,12 +6,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from scheduler.harmless import plain as plain
 from worker.contract.errors import Fault
 from worker.contract.redact import without_passwords
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+LAST_COLUMN: Final = 30
+"""A last column of less is hard to read beside the others, in letters."""
+SHORTEST: Final = 8
+"""A cell is cut to no less, in letters."""
+GAP: Final = 3
+"""Between columns, in letters."""
+NARROW_GAP: Final = 2
+INDENT: Final = 4
 
 
 def say(text: str) -> None:
@@ -49,21 +62,59 @@ def emit_raw(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def emit_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table as wide as the terminal (200 columns into a pipe)."""
+def emit_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, cut: Sequence[str] = ()) -> None:
+    """A table as wide as the terminal (200 columns into a pipe). cut: where it is too narrow, the last column stands
+    below its row, and cells of these columns lose their ends, of the first named first."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+    texts = [[Text(plain(cell)) for cell in row] for row in rows]
+    widths = {
+        heading: max(Text(heading).cell_len, *(row[position].cell_len for row in texts), 0)
+        for position, heading in enumerate(headings)
+    }
+    *shown, last = headings
+    if cut and sum(widths[heading] + GAP for heading in shown) + min(widths[last], LAST_COLUMN) > console.width:
+        for heading in cut:
+            over = sum(widths[one] + NARROW_GAP for one in shown) - console.width
+            widths[heading] -= max(0, min(over, widths[heading] - SHORTEST))
+        _emit_stacked(console, texts, {heading: widths[heading] for heading in shown})
+        return
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="")
     for position, heading in enumerate(headings):
         # The first column names what the row is about, to be copied into the next command.
         table.add_column(heading, overflow="fold", no_wrap=position == 0)
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
+    for row in texts:
+        table.add_row(*row)
     console.print(table)
+
+
+def _emit_stacked(console: Console, rows: Iterable[Sequence[Text]], widths: Mapping[str, int]) -> None:
+    """Each row on a line, cut to the widths of its columns; below it its last cell, which has none."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    def line(cells: Iterable[Text]) -> Text:
+        cut = [cell.copy() for cell in cells]
+        for cell, width in zip(cut, widths.values(), strict=True):
+            cell.truncate(width, overflow="ellipsis", pad=True)
+        return Text(" ").append_text(Text(" " * NARROW_GAP).join(cut))
+
+    def put(text: Text) -> None:
+        text.rstrip()
+        console.print(text, no_wrap=True, crop=True)
+
+    console.print()
+    put(line(map(Text, widths)))
+    put(Text(" " + "─" * (sum(widths.values()) + NARROW_GAP * (len(widths) - 1))))
+    for *cells, last in rows:
+        put(line(cells))
+        if last.plain:
+            console.print(Padding(last, (0, 0, 0, INDENT), expand=False))
+    console.print()
 
 
 def emit_summary(pairs: Iterable[tuple[str, str]]) -> None:
