@@ -43,7 +43,7 @@ def side(archive: Archive, run: str) -> Side:
 
 
 def table(sides: Sequence[Side]) -> list[tuple[str, ...]]:
-    """Rows of a heading and a cell for each run; those first that say how it ended."""
+    """Rows of a heading and a cell for each run; those first that say how it ended. A row for each line of a text."""
     rows: list[tuple[str, ...]] = []
     for heading, cell in (
         ("target", lambda side: side.view.task.target),
@@ -58,7 +58,8 @@ def table(sides: Sequence[Side]) -> list[tuple[str, ...]]:
         ("cost", lambda side: side.view.run.cost_text),
         ("changed", _changed),
     ):
-        rows.append((heading, *(cell(side) for side in sides)))
+        lines = zip_longest(*(cell(side).split("\n") for side in sides), fillvalue="")
+        rows += [("" if below else heading, *line) for below, line in enumerate(lines)]
     return rows
 
 

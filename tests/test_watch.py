@@ -21,13 +21,16 @@ from scheduler.watch import Watch
 from scheduler.why import Now, why
 from worker.contract.events import (
     Asked,
+    CheckResult,
     Event,
     Failure,
     Finished,
     Observation,
     Observed,
     Parked,
+    PatchStat,
     Sealed,
+    Verdict,
 )
 from worker.contract.run import Run
 from worker.contract.settings import Settings
@@ -326,6 +329,15 @@ def test_compare_sets_runs_side_by_side(pair: tuple[str, str], capsys: pytest.Ca
     assert "did the same, step by step" in said
     assert "their patches are equal" in said
     assert "1 files, +1 -1" in said
+
+
+def test_compare_has_a_line_for_each_check(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words for one stand in a row of their own."""
+    checks = tuple(CheckResult(name=name, status="green", exit_code=0) for name in ("tests", "lint"))
+    make_run("one", claimed(), Verdict(verdict="verified", checks=checks, patch=PatchStat()), *ended())
+    assert dawn(["compare", "one", "one"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "before, green now" in line]
+    assert [line.count("tests: ") + 10 * line.count("lint: ") for line in lines] == [2, 20]
 
 
 @pytest.mark.parametrize("runs", [["one"], ["one"] * 9])
