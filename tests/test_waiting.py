@@ -132,11 +132,10 @@ def test_a_decision_about_something_else_runs_nothing(night: Night) -> None:
 
 def test_waiting_uses_no_working_time(night: Night) -> None:
     """A run with two minutes for work may wait for hours."""
-    clock = iter(["2026-11-30T01:00:00.000+00:00"] * 40)
-    later = "2026-11-30T09:00:00.000+00:00"
+    now, later = "2026-11-30T01:00:00.000+00:00", "2026-11-30T09:00:00.000+00:00"
     limits = LIMITS.model_copy(update={"working_time_s": 120.0})
     journal = night.submit(checks=(), script=TOUCHES, policy=ASKS, limits=limits)
-    assert night.work(now=lambda: next(clock)) == "parked"
+    assert night.work(now=lambda: now) == "parked"
     answer(night.archive, None, "run-1", "approved", by="boss", at=later)
     assert night.work(now=lambda: later) == "sealed"
     sealed = journal.load().sealed
