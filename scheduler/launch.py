@@ -119,6 +119,7 @@ def located(loaded: Loaded, archive: Archive, *, store: bool, say: Say) -> tuple
     """The manifest with all its targets, and where the code of each is. store: keep what is packed. Raises
     ManifestFault with every target that cannot be used, ForgeFault, StoreFault."""
     repos: list[Repo] = []
+    notes: dict[str, dict[str, None]] = {}
     problems = []
     limit_bytes = loaded.manifest.limits.workspace_bytes
 
@@ -134,12 +135,14 @@ def located(loaded: Loaded, archive: Archive, *, store: bool, say: Say) -> tuple
     for one in loaded.targets:
         try:
             for note in one.origin.notes:
-                say(f"note: {note}")
+                notes.setdefault(note, {})[one.target.repo] = None
             digest = targets.store(one.origin, archive if store else None, limit_bytes=limit_bytes)
             asked = one.target
             repos.append(targets.repo(one.origin, digest, ref=asked.ref, path=asked.path, secret=asked.secret))
         except InvalidFault as fault:
             problems.append(one.at("repo").problem("target", fault.message, fault.hint))
+    for note, (first, *others) in notes.items():
+        say(f"note: {first}{f' and {len(others)} more' if others else ''}: {note}")
     if problems:
         raise ManifestFault(loaded.name, problems)
     return loaded, repos

@@ -30,7 +30,7 @@ class Origin:
     """Where code comes from, before anything is read: a URL, or a local path with its kind.
 
     label: a short name for people. source: digest of what was packed of it before, in place of a path. notes: what
-    the user should know, one line each.
+    the user should know of it, one line each.
     """
 
     label: str
@@ -121,20 +121,20 @@ def _local(path: Path, text: str) -> Origin:
         if not path.is_dir():
             raise InvalidFault(f"{text} does not exist", hint=_missing_hint(text))
         if pack.git_dir(path) is not None:
-            note = f"{text}: the commits of this repository are used; changes that are not committed are not"
             bare = not (path / ".git").exists()
+            note = "what is committed is used; changes that are not committed are not"
             return Origin(label=label, path=path, kind="git", notes=() if bare else (note,))
         if not os.access(path, os.R_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
-        return Origin(label=label, path=path, kind="folder", notes=_inside(path, text))
+        return Origin(label=label, path=path, kind="folder", notes=_inside(path))
     except OSError as error:
         raise InvalidFault(f"{text} cannot be read: {error.strerror}", hint="check its permissions") from error
 
 
-def _inside(path: Path, text: str) -> tuple[str, ...]:
+def _inside(path: Path) -> tuple[str, ...]:
     for parent in path.absolute().parents:
         if (parent / ".git").exists():
-            return (f"{text}: packed as a plain folder; for its commits name {parent} with --path",)
+            return (f"packed as a plain folder; for its commits name {parent} with --path",)
     return ()
 
 

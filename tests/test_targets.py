@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from scheduler import targets
+from scheduler.launch import located
+from scheduler.reading import parse
 from worker.contract.errors import InvalidFault
 from worker.contract.settings import Settings
+from worker.contract.task import Limits
 from worker.store import keys
 from worker.store.archive import Archive, open_archive
 
@@ -116,6 +119,16 @@ def test_a_clone_is_packed_without_configuration_and_work_tree(clone: Path, arch
 def test_the_user_is_told_that_only_commits_are_used(clone: Path) -> None:
     """A dirty work tree would otherwise surprise."""
     assert "not committed" in targets.locate(str(clone), Path("/")).notes[0]
+
+
+def test_what_holds_for_several_targets_is_said_once(clone: Path, archive: Archive) -> None:
+    """With the first one's name and how many more there are."""
+    git(clone.parent, "clone", "-q", "clone", "other")
+    text = "version: 1\nname: night\ntargets: [{repo: ./clone}, {repo: ./other}]\ntask: {commands: ['true']}\n"
+    said: list[str] = []
+    located(parse(text, "night.yaml", clone.parent, Limits()), archive, store=False, say=said.append)
+    [note] = said
+    assert note.startswith("note: ./clone and 1 more: ")
 
 
 def test_a_linked_work_tree_is_packed_with_its_own_head(clone: Path, archive: Archive, tmp_path: Path) -> None:
