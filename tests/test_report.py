@@ -210,6 +210,14 @@ def test_a_word_to_a_run_says_what_comes_of_it(
     assert (said.out, then in said.err) == ("a\n", True)
 
 
+def test_a_word_without_a_stack_is_one_sentence(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """It claims nothing for now that only happens later."""
+    make_run("a", claimed())
+    assert dawn(["cancel", "a"]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("no stack is running; when one starts, what runs is stopped")
+
+
 def test_a_follower_that_catches_up_tells_where_open_runs_stand(archive: Archive, make_run: Make) -> None:
     """A submit of the same thing again replays nothing that was printed before, but what a run asks still counts."""
     make_run("asks", claimed(), replied())

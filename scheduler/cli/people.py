@@ -118,12 +118,12 @@ def budget(
     task = Journal(archive, left[0]).task()
     text = budget_text(allowed)
     _tell(archive, where, found, "budget", text)
-    _follow(where, f"batch {found.id} may spend {text} in all")
+    terminal.say(f"batch {found.id} may spend {text} in all")
     money = budgets.spending(archive, task)
     if money is not None and money.used_up:
         terminal.say(f"note: {money.text} already, so nothing goes on")
     else:
-        terminal.say("what waits for it goes on")
+        _follow(where, "what waits for it goes on")
     for run in left:
         terminal.emit(run)
 
@@ -231,9 +231,7 @@ def _follow(where: Settings, then: str) -> None:
     """then: what comes of it, for the person."""
     from scheduler.cli import edge
 
-    terminal.say(then)
-    if edge.hints(where) is None:
-        terminal.say("note: no stack is running; it counts when one starts")
+    terminal.say(then if edge.hints(where) is not None else f"no stack is running; when one starts, {then}")
 
 
 def _place() -> tuple[Settings, Archive]:
