@@ -209,7 +209,10 @@ cat memory/memory.limit_in_bytes memory/memory.memsw.limit_in_bytes 2>/dev/null 
     assert set(memory) == {str(96 * MIB)}
 
 
-def test_secret_reaches_the_program_and_nothing_else(sandbox: DockerSandbox) -> None:
+@pytest.mark.parametrize(
+    ("kind", "read"), [("secrets", 'printf "%s" "$TOKEN"'), ("secret_files", "cat /run/secrets/TOKEN")]
+)
+def test_secret_reaches_the_program_and_nothing_else(sandbox: DockerSandbox, kind: str, read: str) -> None:
     """The program has the value, exactly, while the container's description holds neither it nor its name."""
     mine = owner()
     cancel = Cancel()
@@ -217,7 +220,8 @@ def test_secret_reaches_the_program_and_nothing_else(sandbox: DockerSandbox) -> 
     digest = hashlib.sha256(value.encode()).hexdigest()
     with sandbox.workspace(mine, "python", SMALL) as workspace:
         before = set(containers(sandbox, mine))
-        command = Command(b'printf "%s" "$TOKEN" | sha256sum; seq 100; sleep 60', secrets={"TOKEN": value})
+        script = f"{read} | sha256sum; seq 100; sleep 60".encode()
+        command = Command(script, **{kind: {"TOKEN": value}})  # type: ignore[arg-type]
         with in_background(lambda: workspace.run(command, cancel=cancel)) as returned:
             (called,) = wait_for(lambda: set(containers(sandbox, mine)) - before)
             wait_for(lambda: any(digest in path.read_text() for path in workspace._spool.glob("*.out")))

@@ -388,6 +388,17 @@ def test_a_volume_an_image_declares_is_read_only(sandbox: DockerSandbox, declari
     assert not [name for name in left if mine.run in name or other.run in name]
 
 
+def test_secrets_lie_over_a_volume_that_an_image_declares_there(
+    sandbox: DockerSandbox, declaring: Callable[[str], str]
+) -> None:
+    """In memory, as anywhere else, and in no volume."""
+    with sandbox.workspace(owner(), declaring("/run/secrets"), SMALL) as workspace:
+        shell = Shell(workspace)
+        look = "cat /run/secrets/TOKEN; stat -f -c %T /run/secrets"
+        assert shell.text(look, secret_files={"TOKEN": "canary-7f3a\n"}) == "canary-7f3a\ntmpfs\n"
+        assert shell.text("ls -A /run/secrets; touch /run/secrets/x 2>&1 | grep -o Read-only") == "Read-only\n"
+
+
 def test_volumes_an_image_declares_are_ours_to_clear_up(
     sandbox: DockerSandbox, declaring: Callable[[str], str]
 ) -> None:
