@@ -110,7 +110,7 @@ def text(decision: Decision, task: Task) -> str:
     """For a person."""
     match decision:
         case Ring():
-            return "a doorbell rings for it now"
+            return "about to begin"
         case Close(outcome=outcome, detail=detail):
             return f"it will be closed: {outcome}" + (f", {detail}" if detail else "")
         case Wait(why="wave", left=left):

@@ -119,7 +119,7 @@ def test_who_waits_says_why(night: Night, archive: Archive) -> None:
     assert [one.why for one in shown(archive, ["new"], free=3).waiting] == ["paused by ann"]
 
 
-@pytest.mark.parametrize(("free", "told"), [(0, "a free slot"), (2, "a doorbell rings for it now")])
+@pytest.mark.parametrize(("free", "told"), [(0, "a free slot"), (2, "about to begin")])
 def test_a_run_that_nobody_holds_up_waits_for_a_place(night: Night, free: int, told: str) -> None:
     """By the scheduler's own plan."""
     assert [one.why for one in night({"a": []}, free=free).waiting] == [told]
