@@ -86,11 +86,15 @@ def brief(text: str) -> str:
 
 def counts(views: Views, budgets: Budgets = NONE) -> str:
     """`2 changed/verified, 1 changed/still_failing, 1 failed, 2 running, 1 damaged, 3 not written`, of a batch with a
-    budget `; $0.12 of $20.00 spent` behind it. Of each target the run that counts for it."""
+    budget `; $0.12 of $20.00 spent` behind it, of one that starts later when. Of each target the run that counts for
+    it."""
     states = Counter(_ended(view.run) if view.run.sealed else view.state for view in standing(views.found))
     told = [*sorted(states.items()), ("damaged", len(views.damaged)), ("not written", views.unwritten)]
     money = {view.task.batch: budgets[view.task.batch].text for view in views.found if view.task.batch in budgets}
-    return "; ".join([", ".join(f"{number} {state}" for state, number in told if number), *money.values()])
+    starts = sorted({_starts(view) for view in views.found if view.task.start_at and view.run.status == "queued"})
+    return "; ".join(
+        [", ".join(f"{number} {state}" for state, number in told if number), *money.values(), *starts[:1]]
+    )
 
 
 def duration(seconds: float) -> str:
@@ -116,7 +120,7 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
     if task.fork:
         said = f", told: {task.fork.message}" if task.fork.message else ""
         lines.append(("forked", f"from {task.fork.run} at step {task.fork.step}{said}"))
-    lines += _waits(view, budgets)
+    lines += [*_waits(view, budgets), ("starts", _starts(view))]
     if task.prompt:
         lines.append(("asked", task.prompt.strip()))
     if task.commands:
@@ -135,7 +139,8 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
         lines.append(("plan", "\n".join(f"[{_MARKS[item.status]}] {item.text}" for item in run.plan)))
     if view.after is not None:
         lines += [("review", view.after.review), ("delivery", delivery(view))]
-    if run.finished and run.finished.text:
+    unborn = run.steps == 0 and run.sealed and run.sealed.failure and run.sealed.failure.cls == "env"
+    if run.finished and run.finished.text and not unborn:  # the report of an agent that never worked says nothing
         lines.append(("last words", run.finished.text.strip()))
     if run.sealed:
         told = [f"{one.claim}\n  but {one.evidence}" for one in run.sealed.contradictions]
@@ -228,14 +233,19 @@ def _ended(run: Run) -> str:
 def detail(view: View, budgets: Budgets) -> str:
     run, sealed = view.run, view.run.sealed
     if sealed is None:
-        at = not_before(view.task, run)
-        return waits_for(view, budgets) or ("" if at is None else f"not before {utc_text(at)}")
+        return waits_for(view, budgets) or _starts(view)
     if sealed.failure:
         return f"{sealed.failure} {sealed.failure.detail}".strip()
     if told := sealed.detail or delivery(view):
         return told
     commands = dict(enumerate(view.task.commands, start=1))
     return "; ".join(f"{end}: {commands.get(number, '')}" for number, end in run.failed_commands)
+
+
+def _starts(view: View) -> str:
+    """`not before 2026-12-01T21:00:00Z`, of a run that waits for its time, or for a worker then."""
+    at = None if view.run.status != "queued" else not_before(view.task, view.run)
+    return "" if at is None else f"not before {utc_text(at)}"
 
 
 def delivery(view: View) -> str:

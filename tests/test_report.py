@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from runs_made import AT, claimed, ended, replied
+from runs_made import AT, claimed, ended, name_runs, replied
 
 from scheduler import report
 from scheduler.cli.main import run as dawn
@@ -208,6 +208,32 @@ def test_a_word_to_a_run_says_what_comes_of_it(
     assert dawn(words) == 0
     said = capsys.readouterr()
     assert (said.out, then in said.err) == ("a\n", True)
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "night"], ["show", "a"]])
+def test_a_batch_that_starts_later_says_when(
+    words: list[str], archive: Archive, make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it is told that its runs are queued."""
+    make_run("a", start_at="2036-12-01T01:00:00.000+00:00")
+    name_runs(archive, {"a": "cart"})
+    assert dawn(words) == 0
+    assert "not before 2036-12-01T01:00:00Z" in capsys.readouterr().out
+
+
+def test_a_run_that_never_began_its_work_has_no_last_words(
+    make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The failure says it all: there was no step, no plan and no file."""
+    failure = Failure(cls="env", reason="setup", detail="pip complains")
+    make_run(
+        "a",
+        claimed(),
+        Finished(text="Stopped after 0 steps.", failure=failure),
+        Sealed(outcome="failed", failure=failure),
+    )
+    assert dawn(["show", "a"]) == 0
+    assert "last words" not in capsys.readouterr().out
 
 
 def test_a_word_without_a_stack_is_one_sentence(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
