@@ -111,7 +111,7 @@ def test_bodies_are_sent_plain(archive: S3Archive, proxy: HttpProxy, size: int) 
     """What the store receives is what was given, without chunk framing (T63)."""
     received: list[bytes] = []
     proxy.damage = lambda body: received.append(body) or body  # type: ignore[func-returns-value]
-    data = os.urandom(size)
+    data = b"." + os.urandom(size - 1)  # a request of S3's own is XML and begins with <
     archive.create("x", data)
     assert b"".join(body for body in received if not body.startswith(b"<")) == data
 
