@@ -120,13 +120,19 @@ def test_a_task_without_tools_is_written_as_before() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (MANIFEST.replace("NAME", "ask_person"), "m:6:11 value tools[0].name ask_person is a tool of Dawnfleet's own; "),
+        (
+            MANIFEST.replace("NAME", "ask_person"),
+            "m:6:11 value tools[0].name ask_person is a tool of Dawnfleet's own; ",
+        ),
         (
             MANIFEST.replace("NAME", "tidy") + MANIFEST.partition("tools:\n")[2].replace("NAME", "tidy"),
             "must differ: tidy",
         ),
         (MANIFEST.replace("NAME", "tidy").replace("command", "comand"), "m:9:5 unknown-key tools[0].comand is"),
-        (MANIFEST.replace("NAME", "tidy").replace("{type: object}", "{}"), "m:8:16 value tools[0].arguments must describe"),
+        (
+            MANIFEST.replace("NAME", "tidy").replace("{type: object}", "{}"),
+            "m:8:16 value tools[0].arguments must describe",
+        ),
         (MANIFEST.partition("tools:")[0] + "tools: 7\n", "m:5:8 type tools "),
     ],
 )
