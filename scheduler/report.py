@@ -91,10 +91,8 @@ def counts(views: Views, budgets: Budgets = NONE) -> str:
     states = Counter(_ended(view.run) if view.run.sealed else view.state for view in standing(views.found))
     told = [*sorted(states.items()), ("damaged", len(views.damaged)), ("not written", views.unwritten)]
     money = {view.task.batch: budgets[view.task.batch].text for view in views.found if view.task.batch in budgets}
-    starts = sorted({_starts(view) for view in views.found if view.task.start_at and view.run.status == "queued"})
-    return "; ".join(
-        [", ".join(f"{number} {state}" for state, number in told if number), *money.values(), *starts[:1]]
-    )
+    starts = sorted({_starts(view) for view in views.found if view.task.start_at} - {""})[:1]
+    return "; ".join([", ".join(f"{number} {state}" for state, number in told if number), *money.values(), *starts])
 
 
 def duration(seconds: float) -> str:
@@ -244,7 +242,8 @@ def detail(view: View, budgets: Budgets) -> str:
 
 def _starts(view: View) -> str:
     """`not before 2026-12-01T21:00:00Z`, of a run that waits for its time, or for a worker then."""
-    at = None if view.run.status != "queued" else not_before(view.task, view.run)
+    waits = view.run.status == "queued" and view.mail.cancel is None
+    at = not_before(view.task, view.run) if waits else None
     return "" if at is None else f"not before {utc_text(at)}"
 
 

@@ -221,6 +221,16 @@ def test_a_batch_that_starts_later_says_when(
     assert "not before 2036-12-01T01:00:00Z" in capsys.readouterr().out
 
 
+def test_a_run_that_is_cancelled_has_no_start_to_wait_for(
+    archive: Archive, make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is ended at once."""
+    make_run("a", start_at="2036-12-01T01:00:00.000+00:00")
+    tell(archive, None, Found("run", "a"), "cancel", by="ann", at=AT)
+    assert dawn(["status", "a"]) == 0
+    assert "not before" not in capsys.readouterr().out
+
+
 def test_a_run_that_never_began_its_work_has_no_last_words(
     make_run: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
