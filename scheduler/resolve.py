@@ -83,7 +83,8 @@ def resolve(
     for entry, at in entries:
         if isinstance(entry, FromOutside) and reach.outside is None:
             found.awaited.append(entry.asked)
-        before = {_address(one.target.repo) for one in listed if isinstance(entry, FromGitHub | FromGitLab)}
+        searched = isinstance(entry, FromGitHub | FromGitLab)
+        before = {_address(one.target.repo) for one in listed} if searched else set()
         for one in entry.expand(reach, at):
             if isinstance(one, Problem):
                 found.problems.append(one)
