@@ -13,6 +13,7 @@ from repositories import commit_all, git
 
 from scheduler.enqueue import Batch, freeze
 from scheduler.reading import ManifestFault, parse
+from worker.contract import guards
 from worker.contract.difftext import FileDiff, files_of
 from worker.contract.filekinds import first_match, is_test, lists_dependencies
 from worker.contract.guards import HITS_MAX, Guards, Seen, hits
@@ -150,6 +151,15 @@ def test_moved_tests_are_no_hit(place: Path) -> None:
         "class TestCart:\n    def test_rounding(self):\n        pass\n\n    def test_total(self):\n        pass\n"
     )
     assert keep(diff(place)) == []
+
+
+def test_guards_take_a_time_that_grows_with_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of lines that skip tests do not each look at all the others: a worker would do nothing else."""
+    looked: list[str] = []
+    monkeypatch.setattr(guards, "_declares", lambda line: looked.append(line))
+    hunk = [("+", "    self.skipTest('x')")] * 1_000
+    assert keep([FileDiff("tests/test_a.py", "tests/test_a.py", hunks=[hunk])])  # type: ignore[list-item]
+    assert len(looked) <= 5 * len(hunk)
 
 
 def test_tests_that_nobody_looks_for_any_more_are_a_hit(place: Path) -> None:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -171,25 +172,34 @@ def _skipped(files: Sequence[FileDiff]) -> Iterator[str]:
         if skips is None or file.status in ("added", "deleted") or not (is_test(file.path) or skips is _SKIPS["rs"]):
             continue
         for hunk in file.hunks:
+            names = [None if sign == "-" else _declares(line) for sign, line in hunk]
+            above, below = _nearest(names), _nearest(names[::-1])[::-1]
             for number, (sign, line) in enumerate(hunk):
                 if sign != "+" or not skips.match(line):
                     continue
                 if moved[line.strip()] > 0:
                     moved[line.strip()] -= 1
-                elif not _is_new(hunk, number, before):
+                elif not _is_new(hunk, number, above[number], len(hunk) - 1 - below[number], before):
                     yield f"{file.path} skips a test: {line.strip()}"
 
 
-def _is_new(hunk: Sequence[Line], number: int, before: set[str]) -> bool:
-    """Whether the test that a line skips came with the patch. before: names of tests in removed lines."""
+def _nearest(names: Sequence[str | None]) -> list[int]:
+    """Of each place the last one before it that has a name, -1 for none."""
+    last = accumulate(range(len(names)), lambda found, n: found if names[n] is None else n, initial=-1)
+    return list(last)[:-1]
+
+
+def _is_new(hunk: Sequence[Line], number: int, above: int, below: int, before: set[str]) -> bool:
+    """Whether the test that a line skips came with the patch. above, below: where the nearest tests begin, outside
+    of the hunk where there is none. before: names of tests in removed lines."""
     text = hunk[number][1]
     if (own := _declares(text)) is not None:
         return own not in before
-    nearby = hunk[number + 1 :] if _ABOVE.match(text) else reversed(hunk[:number])
-    for sign, line in nearby:
-        if sign != "-" and (name := _declares(line)) is not None:
-            return sign == "+" and name not in before
-    return False
+    nearest = below if _ABOVE.match(text) else above
+    if not 0 <= nearest < len(hunk):
+        return False
+    sign, line = hunk[nearest]
+    return sign == "+" and _declares(line) not in before
 
 
 def _declares(line: str) -> str | None:
