@@ -119,7 +119,7 @@ def test_the_most_of_several_is_unknown_with_one_of_them(written: Written) -> No
     [
         ("", "dictionary"),
         ("openai/a: {input: 1", "line 1"),
-        ("openai/a: {input: 1, output: 2}\nopenai/a: {input: 1, output: 2}", "duplicate"),
+        ("openai/a: {input: 1, output: 2}\nopenai/a: {input: 1, output: 2}", "is given twice"),
         ("openai/a: {input: 1}", "openai/a.output"),
         ("openai/a: {input: -1, output: 1}", "openai/a.input"),
         ("openai/a: {input: .nan, output: 1}", "openai/a.input"),
