@@ -645,11 +645,9 @@ def test_a_delegate_cannot_delegate(place: Place) -> None:
 # Its script, and its replay
 
 
-@pytest.mark.parametrize(
-    "character", ["\x7f", "\x85", "\u2028", "\ufeff", "\ufffe", "\ud83d", "\U0001f600", "\\\x7f"]
-)
+@pytest.mark.parametrize("character", ["\x7f", "\x85", "\u2028", "\ufeff", "\ufffe", "\U0001f600", "\\\x7f"])
 def test_a_delegate_says_every_character_that_its_script_holds(character: str) -> None:
-    """Also one that YAML takes only escaped."""
+    """Also one that YAML takes only escaped; half a character is refused as in any file (test_places.py)."""
     escaped = "".join(f"\\U{ord(part):08x}" for part in character)
     text = f'[{{text: x}}, {{delegate: go, replies: [{{text: "a{escaped}b"}}]}}]'
     parse_script(text, "s")
