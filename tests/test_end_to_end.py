@@ -244,6 +244,7 @@ def test_ctrl_c_cancels_and_exits_with_130(stack: Deployment, tmp_path: Path) ->
     assert sealed.outcome == "cancelled"
 
 
+@pytest.mark.full
 def test_a_terminated_worker_gives_its_run_to_another(stack: Deployment, tmp_path: Path) -> None:
     """SIGTERM in a call: after the soft limit it is rolled back, and the next worker's call is the only one kept."""
     command = "echo once >> *.txt; sleep 6"
@@ -331,7 +332,7 @@ def anthropic_answers(name: str | None, arguments: dict[str, Any]) -> dict[str, 
     return {"content": [content], "stop_reason": "tool_use" if name else "end_turn", "usage": usage}
 
 
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize("provider", [pytest.param("openai", marks=pytest.mark.full), "anthropic"])
 def test_a_whole_run_with_a_provider(
     deployment: Deployment, model_server: ModelServer, tmp_path: Path, provider: str
 ) -> None:

@@ -100,6 +100,7 @@ def test_git_settings_of_the_agent_run_nowhere(bench: Bench, source: Path) -> No
 
 
 @pytest.mark.docker
+@pytest.mark.full
 def test_a_flood_of_files_is_bounded(bench: Bench, source: Path) -> None:
     """T40: 20,000 new files and one of 300 MB; the edit is saved, the rest counted."""
     task = bench.task(bench.repo(source))

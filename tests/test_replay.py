@@ -100,6 +100,7 @@ def test_a_limit_stops_the_replay_where_it_stopped_the_run(night: Night, limits:
     came_again(night, script=one("echo x > f; false"), limits=Limits.model_validate(LIMITS.model_dump() | limits))
 
 
+@pytest.mark.full
 def test_what_people_said_and_decided_comes_where_it_came(night: Night) -> None:
     """Nobody is asked again."""
     night.submit(script=one("touch approved"), policy=(PolicyRule(pattern="^touch", action="ask", reason="may it?"),))

@@ -68,6 +68,7 @@ def test_a_batch_that_was_killed_twice_is_completed(deployment: Deployment) -> N
     nothing_left(deployment)
 
 
+@pytest.mark.full
 def test_ctrl_c_twice_keeps_what_is_done_and_cancels_the_rest(deployment: Deployment) -> None:
     """T50: SIGINT while 2 of 10 are done and 2 run, and again a second later. Exit code 130; what is done is kept,
     what runs is cancelled and its partial work shown by `dawn diff`, the others never begin; nothing is left."""

@@ -249,6 +249,7 @@ def test_a_worker_that_is_told_again_and_again_leaves(hands: Crew) -> None:
         resumed(hands, runs, worker)
 
 
+@pytest.mark.full
 def test_a_rolling_upgrade_repeats_no_step(hands: Crew) -> None:
     """F07: a new worker starts, the old one gets SIGTERM, in the middle of a batch: calls in hand end, so that each
     call was begun once."""
@@ -287,6 +288,7 @@ def small_group() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.full
 def test_a_worker_out_of_memory_is_named_by_the_next_claim(hands: Crew, small_group: Path) -> None:
     """F09: the kernel kills a worker that outgrows its control group; the run goes on, and the next claim says how
     the last attempt ended."""
