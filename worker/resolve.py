@@ -8,7 +8,6 @@ starts it.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,9 +17,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from worker import toolbox
+from worker.answering import answer_once
 from worker.contract.cancel import Cancel
-from worker.contract.errors import EnvironmentFault, ExitCode, Fault, InvalidFault
-from worker.contract.redact import redactor_from_env, without_passwords
+from worker.contract.errors import EnvironmentFault
 from worker.contract.settings import Settings
 from worker.contract.task import Frozen, Limits, Repo
 from worker.main import archive_id, secrets_of
@@ -113,28 +112,19 @@ def _sweep(sandbox: Sandbox, archive: str) -> None:
 
 def main() -> int:
     """The process. Exit code 0, or a fault's own."""
+    return answer_once(Request, _resolved)
+
+
+def _resolved(request: Request) -> dict[str, Any]:
     from worker.sandbox.sandbox import DockerSandbox
 
-    redactor = redactor_from_env(os.environ)
+    settings = Settings()
+    sandbox = DockerSandbox(settings)
     try:
-        try:
-            request = Request.model_validate_json(sys.stdin.buffer.read())
-        except ValueError as error:
-            raise InvalidFault(f"stdin is no request: {error}") from None
-        settings = Settings()
-        sandbox = DockerSandbox(settings)
-        try:
-            place = archive_id(open_archive(settings.archive_url, settings))
-            resolved: list[dict[str, Any]] = [*resolve(request.repos, sandbox, place, secrets_of(os.environ))]
-        finally:
-            sandbox.close()
-    except Fault as fault:
-        print(f"error: {redactor.text(without_passwords(str(fault)))}", file=sys.stderr)
-        return int(fault.exit_code)
-    except KeyboardInterrupt:
-        return int(ExitCode.INTERRUPTED)
-    print(redactor.text(json.dumps({"resolved": resolved})))
-    return 0
+        place = archive_id(open_archive(settings.archive_url, settings))
+        return {"resolved": [*resolve(request.repos, sandbox, place, secrets_of(os.environ))]}
+    finally:
+        sandbox.close()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ answers {"found": [{"url", "path"}], "left_out": number}, by path, or {"fault": 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,8 +16,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from worker.contract.errors import ExitCode, Fault, ForgeFault, InvalidFault
-from worker.contract.redact import redactor_from_env
+from worker.answering import answer_once
+from worker.contract.errors import ForgeFault, InvalidFault
 from worker.contract.search import FoundRepo, GitHubSearch, GitLabSearch
 from worker.contract.settings import Settings
 from worker.contract.task import Frozen
@@ -27,6 +26,8 @@ from worker.main import secrets_of
 
 LOOKED_AT: Final = 20_000
 """Repositories of one search, 200 pages of them: more are refused, not cut off."""
+TOLD: Final = ("reason", "message", "hint", "retryable", "retry_after_s")
+"""Of a forge's fault."""
 
 
 class Request(Frozen):
@@ -90,31 +91,18 @@ def _again(fault: ForgeFault, asked: GitHubSearch | GitLabSearch) -> str:
 
 def main() -> int:
     """The process. Exit code 0, also with a forge's fault in the answer; or another fault's own."""
-    redactor = redactor_from_env(os.environ)
+    return answer_once(Request, _answer)
+
+
+def _answer(request: Request) -> dict[str, Any]:
+    asked = request.github or request.gitlab
+    if asked is None:
+        raise InvalidFault("stdin asks for nothing")
     try:
-        try:
-            request = Request.model_validate_json(sys.stdin.buffer.read())
-        except ValueError as error:
-            raise InvalidFault(f"stdin is no request: {error}") from None
-        asked = request.github or request.gitlab
-        if asked is None:
-            raise InvalidFault("stdin asks for nothing")
-        answer: dict[str, Any]
-        try:
-            found, left_out = search(asked, secrets_of(os.environ), Settings().ca_bundle)
-            answer = {"found": [one.model_dump() for one in found], "left_out": left_out}
-        except ForgeFault as fault:
-            said = {
-                name: getattr(fault, name) for name in ("reason", "message", "hint", "retryable", "retry_after_s")
-            }
-            answer = {"fault": said}
-    except Fault as fault:
-        print(f"error: {redactor.text(str(fault))}", file=sys.stderr)
-        return int(fault.exit_code)
-    except KeyboardInterrupt:
-        return int(ExitCode.INTERRUPTED)
-    print(redactor.text(json.dumps(answer)))
-    return 0
+        found, left_out = search(asked, secrets_of(os.environ), Settings().ca_bundle)
+    except ForgeFault as fault:
+        return {"fault": {name: getattr(fault, name) for name in TOLD}}
+    return {"found": [one.model_dump() for one in found], "left_out": left_out}
 
 
 if __name__ == "__main__":
