@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from scheduler.reading import Loaded
+from scheduler.manifests.reading import Loaded
 from scheduler.work import earlier, reused, work_key
 from worker.contract.errors import ConflictFault
 from worker.contract.events import Event, canonical, digest

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from scheduler import schedules
+from scheduler.schedules import stored
 from worker.contract.environment import PreparedEnvironment
 from worker.contract.errors import Fault, IntegrityFault, NotFoundFault, StoreFault
 from worker.contract.events import Prepared
@@ -161,7 +161,7 @@ def _garbage(archive: Archive, marks: dict[str, _Mark], limit: datetime) -> Garb
     sources = {keys.source(mark.source) for mark in kept.values()}
     unreadable = any(mark.why for mark in kept.values())
     try:
-        sources |= {keys.source(digest) for digest in schedules.sources(archive)}
+        sources |= {keys.source(digest) for digest in stored.sources(archive)}
     except (IntegrityFault, NotFoundFault) as fault:
         garbage.notes.append(f"sources are kept: {fault.message}")
         unreadable = True

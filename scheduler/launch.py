@@ -14,21 +14,22 @@ from functools import cache
 from threading import Event
 from typing import Final, Literal
 
-from scheduler import control, targets
+from scheduler import control
 from scheduler.budget import Gate
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.follow import Follower
 from scheduler.lock import Lock, listed, locked
-from scheduler.manifest import Manifest
-from scheduler.previous import previous_targets
-from scheduler.reading import Loaded, ManifestFault
+from scheduler.manifests import targets
+from scheduler.manifests.manifest import Manifest
+from scheduler.manifests.previous import previous_targets
+from scheduler.manifests.reading import Loaded, ManifestFault
+from scheduler.manifests.search import search
+from scheduler.manifests.sources import Asked, Previous, Target
+from scheduler.manifests.targets import Origin
+from scheduler.planning.why import behind
 from scheduler.retry import complete
 from scheduler.runs import Found, View, find, runs_in, standing
-from scheduler.search import search
-from scheduler.sources import Asked, Previous, Target
 from scheduler.stack import Stack, connected
-from scheduler.targets import Origin
-from scheduler.why import behind
 from worker.contract.errors import ExitCode, HintsFault, InvalidFault, NotFoundFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.model_name import ModelName, parse_model_name

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from scheduler.reading import Loaded, ManifestFault
-from scheduler.sources import Asked, Target, text_file
-from scheduler.targets import Origin
+from scheduler.manifests.reading import Loaded, ManifestFault
+from scheduler.manifests.sources import Asked, Target, text_file
+from scheduler.manifests.targets import Origin
 from worker.contract.errors import InvalidFault, UsageFault
 from worker.contract.events import canonical, digest
 from worker.contract.frozen import Frozen, later

@@ -4,7 +4,7 @@ that was claimed meanwhile: the journal's next number decides, not a lease.
 
 from __future__ import annotations
 
-from scheduler.plan import Close
+from scheduler.planning.plan import Close
 from worker.contract.events import Sealed
 from worker.contract.run import Run
 from worker.store.archive import Archive

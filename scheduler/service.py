@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-from scheduler.reporting import Reporter
+from scheduler.reports.reporting import Reporter
 from scheduler.tick import Scheduler
 from worker.contract.redact import SECRET_PREFIX, redactor_from_env
 from worker.contract.settings import Settings

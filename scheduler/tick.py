@@ -1,4 +1,4 @@
-"""Owns the scheduler's loop: read, plan, act, record. Refuses to decide (plan.py) and to run anything.
+"""Owns the scheduler's loop: read, plan, act, record. Refuses to decide (planning/plan.py) and to run anything.
 
 It holds no truth: folds are cached, Redis is asked anew each round, and both can be lost at any moment. One
 scheduler acts at a time, by lease; a second one waits.
@@ -16,14 +16,13 @@ from typing import Final, Literal
 
 import structlog
 
-from scheduler import windows
-from scheduler.backlog import Entry, Queue
 from scheduler.budget import Gate
 from scheduler.control import SUBMITTED
-from scheduler.delivering import LANE, Deliveries
-from scheduler.ended import again_at
-from scheduler.firing import Firings
-from scheduler.plan import (
+from scheduler.deliveries.delivering import LANE, Deliveries
+from scheduler.planning import windows
+from scheduler.planning.backlog import Entry, Queue
+from scheduler.planning.ended import again_at
+from scheduler.planning.plan import (
     USUAL_CLAIM_S,
     Bounds,
     Close,
@@ -39,12 +38,13 @@ from scheduler.plan import (
     plan,
     usage,
 )
+from scheduler.planning.register import Attended, Register
+from scheduler.planning.turns import Turns
 from scheduler.post import Post
-from scheduler.register import Attended, Register
-from scheduler.reporting import Reporter, stands
+from scheduler.reports.reporting import Reporter, stands
 from scheduler.retry import complete_all
+from scheduler.schedules.firing import Firings
 from scheduler.seal import BY, seal
-from scheduler.turns import Turns
 from worker.contract import hours
 from worker.contract.errors import Fault, HintsFault, IntegrityFault, StoreFault
 from worker.contract.model_name import account_of

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from scheduler.board import Board, board
 from scheduler.budget import spending
 from scheduler.follow import Follower
-from scheduler.plan import Decision, Pool, Slots
+from scheduler.planning.plan import Decision, Pool, Slots
+from scheduler.planning.why import Now, why
+from scheduler.reports.board import Board, board
 from scheduler.runs import Found, View, runs_in, standing
-from scheduler.why import Now, why
 from worker.contract.errors import ExitCode, HintsFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.run import exit_code

@@ -26,7 +26,7 @@ from scheduler.approvals import answer
 from scheduler.control import announce, tell
 from scheduler.fork import Wish, fork
 from scheduler.launch import batch_of
-from scheduler.reading import load
+from scheduler.manifests.reading import load
 from scheduler.runs import Found
 from worker.contract.errors import ConflictFault
 from worker.contract.events import Claimed, Event, Observed, Replied, Sealed, Steered, Unrecorded, Yielded

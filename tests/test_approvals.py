@@ -11,7 +11,7 @@ from runs_made import claimed, ended, replied
 
 from scheduler.approvals import answer
 from scheduler.control import WORDS_CHARS, tell
-from scheduler.plan import Close
+from scheduler.planning.plan import Close
 from scheduler.runs import Found
 from scheduler.seal import seal
 from worker.contract.errors import ConflictFault, InvalidFault

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from test_tick import World
 
 from scheduler import tick
-from scheduler.backlog import Backlog, Entry, common, plain
-from scheduler.plan import Group, Ring, Seen, Slots, plan
+from scheduler.planning.backlog import Backlog, Entry, common, plain
+from scheduler.planning.plan import Group, Ring, Seen, Slots, plan
 from worker.contract.run import Run
 from worker.contract.task import Repo, Task
 from worker.store.archive import Archive

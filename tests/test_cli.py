@@ -22,7 +22,7 @@ from runs_made import AT, claimed, ended, replied
 from scheduler.cli import checkup
 from scheduler.cli.main import run as dawn
 from scheduler.cli.terminal import plain
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
 from worker.contract.errors import ExitCode
 from worker.contract.events import (
     CheckResult,

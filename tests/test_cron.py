@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from scheduler.cron import Schedule
+from scheduler.schedules.cron import Schedule
 
 NEW_YORK = "America/New_York"
 
@@ -115,7 +115,7 @@ def test_a_schedule_needs_a_zone() -> None:
 def test_due_times_are_the_same_on_every_host() -> None:
     """T61: the host's own zone plays no part, neither in a schedule nor in a time that a person wrote."""
     code = (
-        "import time, datetime as d; from scheduler.cron import Schedule;"
+        "import time, datetime as d; from scheduler.schedules.cron import Schedule;"
         "from worker.contract.zones import moment, told;"
         "s = Schedule(cron='0 2 * * *', zone='Europe/Berlin'); a = moment('2026-12-01T02:00 Europe/Berlin');"
         "print(time.tzname[0], '|', next(s.due_after(d.datetime(2026, 11, 30, 12, tzinfo=d.UTC))), told(a, 'UTC'))"

@@ -21,7 +21,7 @@ from world import task as sample
 
 from scheduler.cli.transcript import full
 from scheduler.gc import collect
-from scheduler.report import summary
+from scheduler.reports.rows import summary
 from scheduler.runs import find_journal, view
 from worker import attempt, delegate, spending
 from worker.before_call import no_hook

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from delivering import AT, ModelRemote, World
 
-from scheduler import reviews
+from scheduler.deliveries import reviews
 from scheduler.gc import collect
 from scheduler.tick import Scheduler
 from scheduler.work import work_key

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from repositories import first_commit, git
 
-from scheduler.deliveries import Drop, Ring, Wait, Wanted, decide
+from scheduler.deliveries.due import Drop, Ring, Wait, Wanted, decide
 from worker.contract import commit
 from worker.contract.delivered import (
     Delivered,

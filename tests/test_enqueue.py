@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.enqueue import Batch, freeze, submit
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
 from worker.contract.errors import ConflictFault
 from worker.contract.task import Budget, Limits, Repo
 from worker.store import keys

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.plan import Bounds, Group, Ring, Seen, Slots, Wait, plan, usage
-from scheduler.turns import Turns
+from scheduler.planning.plan import Bounds, Group, Ring, Seen, Slots, Wait, plan, usage
+from scheduler.planning.turns import Turns
 
 EPOCH = datetime(2026, 11, 30, tzinfo=UTC)
 

@@ -14,9 +14,9 @@ import pytest
 from repositories import commit_all, git
 
 from scheduler.cli.main import run as dawn
-from scheduler.reading import parse
-from scheduler.schema import manifest_schema
-from scheduler.starting import starting_manifest
+from scheduler.manifests.reading import parse
+from scheduler.manifests.schema import manifest_schema
+from scheduler.manifests.starting import starting_manifest
 from worker.contract.places import Code, read
 from worker.contract.task import Limits
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from world import ARCHIVE_ID, IMAGES, SOURCE, scripted
 from world import task as sample
 
-from scheduler.plan import Close, Ring, Seen, Slots, plan
+from scheduler.planning.plan import Close, Ring, Seen, Slots, plan
 from scheduler.seal import seal
 from worker import attempt
 from worker.contract.cancel import Cancel

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from nights import Night, types
 
-from scheduler import windows
-from scheduler.plan import Held
+from scheduler.planning import windows
+from scheduler.planning.plan import Held
 from worker.contract.events import Parked
 from worker.contract.hours import Shut, ready, shut
 from worker.contract.run import Run

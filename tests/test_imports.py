@@ -15,7 +15,7 @@ from scheduler.cli.main import run as dawn
 from scheduler.enqueue import submit
 from scheduler.imports import fleet
 from scheduler.launch import batch_of
-from scheduler.reading import load
+from scheduler.manifests.reading import load
 from worker.contract.errors import ExitCode
 from worker.contract.task import Limits, Task
 from worker.store import keys

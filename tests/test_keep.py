@@ -15,7 +15,7 @@ from scheduler.cli.main import run as dawn
 from scheduler.enqueue import freeze, submit
 from scheduler.fork import Wish, fork
 from scheduler.gc import Garbage, collect
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
 from worker.contract.environment import PreparedEnvironment
 from worker.contract.events import Observation, Observed, Prepared, Sealed, canonical, digest
 from worker.contract.settings import Settings

@@ -15,9 +15,9 @@ from runs_made import AT, claimed, ended, replied
 from scheduler import lock
 from scheduler.cli.main import run as dawn
 from scheduler.enqueue import Batch, freeze, submit
-from scheduler.forecast import forecast
 from scheduler.launch import batch_of
-from scheduler.reading import Loaded, parse
+from scheduler.manifests.reading import Loaded, parse
+from scheduler.planning.forecast import forecast
 from worker.contract.errors import ExitCode, InvalidFault, UsageFault
 from worker.contract.run import Run
 from worker.contract.task import Limits, Repo

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from scheduler.complaints import complaints
-from scheduler.reading import Loaded, ManifestFault, parse
+from scheduler.manifests.complaints import complaints
+from scheduler.manifests.reading import Loaded, ManifestFault, parse
 from worker.contract.places import read
 from worker.contract.task import Frozen, Limits
 

@@ -10,7 +10,7 @@ from doubles import FreePacing, MemoryHints
 from model_server import ModelServer
 
 from scheduler.enqueue import freeze
-from scheduler.reading import ManifestFault, parse
+from scheduler.manifests.reading import ManifestFault, parse
 from worker.contract.cancel import Cancel
 from worker.contract.errors import ProviderFault
 from worker.contract.events import Reply

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs_made import AT, checked, claimed, ended, name_runs, replied
 
-from scheduler import pages, reports
 from scheduler.cli.main import run as dawn
-from scheduler.fingerprints import words
-from scheduler.reported import SAID, Morning, Spend, headline
+from scheduler.reports import kept, pages
+from scheduler.reports.fingerprints import words
+from scheduler.reports.reported import SAID, Morning, Spend, headline
 from worker.contract.delivered import Delivery
 from worker.contract.delivery import Deliver
 from worker.contract.events import (
@@ -69,7 +69,7 @@ def night(archive: Archive, make_run: Make) -> Callable[..., Morning]:
         for target, events in runs.items():
             make_run(f"{target}-{batch[-4:]}", *events, batch=batch, target=target, at=at, **changes)
         name_runs(archive, {f"{target}-{batch[-4:]}": target for target in runs}, batch)
-        return reports.gather(archive, batch, at=AT)
+        return kept.gather(archive, batch, at=AT)
 
     return made
 
@@ -152,7 +152,7 @@ def test_what_became_of_patches_on_a_forge_is_told(night: Night, archive: Archiv
     url = "https://git.example.org/cart/pull/7"
     write_delivery(archive, "open-89ab", Delivery(**base, act="open", state="pr", url=url, number=7))
     write_delivery(archive, "wrong-89ab", Delivery(**base, act="failed", state="error", detail="the base is gone"))
-    report = reports.gather(archive, NIGHT, at=AT)
+    report = kept.gather(archive, NIGHT, at=AT)
     patch = "dawn diff {}-89ab | git apply --index"
     assert [(one.target, one.state, one.get) for one in report.delivered] == [
         ("open", "pr", url),
@@ -362,7 +362,7 @@ def test_a_target_without_a_readable_run_counts_as_damaged(night: Night, archive
     first = keys.segment("a-89ab", 1)
     archive.delete([first])
     archive.create(first, b"{}\n")
-    report = reports.gather(archive, NIGHT, at=AT)
+    report = kept.gather(archive, NIGHT, at=AT)
     assert report.headline == "1 of 2 verified, 1 damaged, $0"
     assert [need.commands for need in report.needs] == [("dawn verify a-89ab",)]
     assert dawn(["report", NIGHT]) == 11
@@ -372,7 +372,7 @@ def test_a_run_that_was_never_written_counts(archive: Archive, make_run: Make) -
     """A submit that was cut off lets no target go missing."""
     make_run("a", *verified(), target="a")
     name_runs(archive, {"a": "a", "b": "b"})
-    report = reports.gather(archive, NIGHT, at=AT)
+    report = kept.gather(archive, NIGHT, at=AT)
     assert report.headline == "1 of 2 verified, 1 not written, $0"
     assert (report.runs, report.sealed) == (2, 1)
 
@@ -462,19 +462,19 @@ def test_only_an_address_becomes_a_link() -> None:
 def test_a_report_that_would_say_the_same_is_not_written_again(night: Night, archive: Archive) -> None:
     """Later, and with another day's spending, it still is the same; a retry makes another."""
     report = night({"a": failed("infra", "disk", "full")})
-    first = reports.store(archive, report)
-    again = reports.store(archive, report.model_copy(update={"at": "2026-12-24T00:00:00.000+00:00"}))
+    first = kept.store(archive, report)
+    again = kept.store(archive, report.model_copy(update={"at": "2026-12-24T00:00:00.000+00:00"}))
     assert (first.n, first.new, again.n, again.new) == (0, True, 0, False)
-    other = reports.store(archive, report.model_copy(update={"note": "looked at again"}))
+    other = kept.store(archive, report.model_copy(update={"note": "looked at again"}))
     assert (other.n, other.new) == (1, True)
-    assert reports.latest(archive, NIGHT) == (1, other.report)
+    assert kept.latest(archive, NIGHT) == (1, other.report)
 
 
 def test_a_report_cut_off_in_the_middle_is_made_whole(night: Night, archive: Archive) -> None:
     """Its number was taken, its page was not written: the next look writes it."""
     report = night({"a": verified()})
     archive.create(keys.batch_report(NIGHT, 0, "report.json"), report.stored())
-    assert reports.store(archive, report).new is False
+    assert kept.store(archive, report).new is False
     assert archive.get(keys.batch_report(NIGHT, 0, "report.html")) == pages.html(report)
     assert archive.get(keys.batch_report(NIGHT, 0, "report.md")) == pages.markdown(report).encode()
 
@@ -482,7 +482,7 @@ def test_a_report_cut_off_in_the_middle_is_made_whole(night: Night, archive: Arc
 def test_a_stored_report_that_cannot_be_read_is_followed_by_another(night: Night, archive: Archive) -> None:
     """Create-only: the damaged one stays where it is."""
     archive.create(keys.batch_report(NIGHT, 0, "report.json"), b"{")
-    assert reports.store(archive, night({"a": verified()})).n == 1
+    assert kept.store(archive, night({"a": verified()})).n == 1
 
 
 def test_dawn_report_prints_writes_and_stores(

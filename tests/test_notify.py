@@ -15,10 +15,10 @@ from doubles import MemoryArchive
 from pydantic import ValidationError
 from webhooks import Listener
 
-from scheduler import notify
 from scheduler.cli.main import run as dawn
-from scheduler.reported import Morning, Need, Spend
-from scheduler.reports import Stored
+from scheduler.reports import notify
+from scheduler.reports.kept import Stored
+from scheduler.reports.reported import Morning, Need, Spend
 from worker.contract.notify import Notify
 from worker.store import keys
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from repositories import commit_all, git
 
 from scheduler.enqueue import Batch, freeze
-from scheduler.reading import ManifestFault, parse
+from scheduler.manifests.reading import ManifestFault, parse
 from worker.contract import guards
 from worker.contract.difftext import FileDiff, files_of
 from worker.contract.filekinds import first_match, is_test, lists_dependencies

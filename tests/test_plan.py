@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.plan import SPARE_DOORBELLS, Bounds, Close, Group, Held, Pool, Ring, Seen, Slots, Wait, plan
-from scheduler.turns import PASSED_MAX, Turns
+from scheduler.planning.plan import SPARE_DOORBELLS, Bounds, Close, Group, Held, Pool, Ring, Seen, Slots, Wait, plan
+from scheduler.planning.turns import PASSED_MAX, Turns
 from worker.contract.events import Failure
 
 NOW = datetime(2026, 11, 30, 2, 0, tzinfo=UTC)

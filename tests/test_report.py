@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from runs_made import AT, claimed, ended, name_runs, replied
 
-from scheduler import report
 from scheduler.cli.main import run as dawn
 from scheduler.control import tell
 from scheduler.follow import Follower
+from scheduler.reports import rows
 from scheduler.runs import Found, view, views
 from worker.contract.events import (
     Asked,
@@ -56,7 +56,7 @@ def _sample(tmp_path: Path) -> None:
 def test_a_run_that_asks_says_how_to_answer(archive: Archive, make_run: Make) -> None:
     """Both commands, whole."""
     make_run("a", *WAITS)
-    assert report.ways_on(view(archive, "a")) == ["dawn approve a c1", 'dawn deny a c1 --reason "..."']
+    assert rows.ways_on(view(archive, "a")) == ["dawn approve a c1", 'dawn deny a c1 --reason "..."']
 
 
 def test_an_answer_that_no_worker_has_read_is_told(archive: Archive, make_run: Make) -> None:
@@ -64,15 +64,15 @@ def test_an_answer_that_no_worker_has_read_is_told(archive: Archive, make_run: M
     make_run("a", *WAITS)
     decide(archive, "a", ASKED, "approved", by="ann@desk", at=AT)
     found = view(archive, "a")
-    assert report.ways_on(found) == []
-    assert report.row(found)["detail"] == "approved by ann@desk, waits for a worker"
+    assert rows.ways_on(found) == []
+    assert rows.row(found)["detail"] == "approved by ann@desk, waits for a worker"
 
 
 def test_a_table_shows_the_first_line_of_a_long_failure(archive: Archive, make_run: Make) -> None:
     """A failing setup prints much; the row stays a row."""
     detail = "setup ended with exit code 1\n" + "pip complains\n" * 40
     make_run("a", Sealed(outcome="failed", failure=Failure(cls="env", reason="setup", detail=detail)))
-    assert report.cells(view(archive, "a"))[-1] == "env/setup setup ended with exit code 1 …"
+    assert rows.cells(view(archive, "a"))[-1] == "env/setup setup ended with exit code 1 …"
 
 
 def test_show_tells_all_of_a_long_failure(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,9 +90,9 @@ def test_a_batch_counts_refusals_apart(archive: Archive, make_run: Make) -> None
     refused = Failure(cls="refused", reason="content_filter", detail="the model answered content_filter")
     said = Finished(text="I cannot.", failure=refused)
     make_run("b", claimed(), said, Sealed(outcome="failed", failure=refused), target="b")
-    assert report.counts(views(archive, "abc")) == "2 changed/verified, 1 refused"
-    assert report.row(view(archive, "b"))["failure"] == "refused/content_filter"
-    assert ("last words", "I cannot.") in report.summary(view(archive, "b"), datetime.fromisoformat(AT))
+    assert rows.counts(views(archive, "abc")) == "2 changed/verified, 1 refused"
+    assert rows.row(view(archive, "b"))["failure"] == "refused/content_filter"
+    assert ("last words", "I cannot.") in rows.summary(view(archive, "b"), datetime.fromisoformat(AT))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_what_nobody_knows_the_price_of_is_told_as_that(
 ) -> None:
     """T70: unknown, never 0; a price of 0 is 0; a total with an unknown part says so; the tokens are kept."""
     make_run("a", claimed(), *(replied(step, cost_microusd=cost) for step, cost in enumerate(costs, start=1)))
-    row = report.row(view(archive, "a"))
-    assert (report.cells(view(archive, "a"))[-2], row["cost_usd"], row["cost_known"]) == told
+    row = rows.row(view(archive, "a"))
+    assert (rows.cells(view(archive, "a"))[-2], row["cost_usd"], row["cost_known"]) == told
     assert row["tokens"] == 110 * len(costs)
 
 
@@ -176,9 +176,9 @@ def test_what_was_asked_for_shows_before_a_run_has_read_it(
         make_run(name, *events)
         tell(archive, None, Found("run", name), kind, by="ann", at=AT)
     found = views(archive, RUNS).found
-    assert [report.cells(one)[2] for one in found] == [one.state for one in found] == states
-    assert [report.row(one)["status"] for one in found] == list(RUNS)
-    assert [report.row(one)["unread"] for one in found] == [[kind]] * 3
+    assert [rows.cells(one)[2] for one in found] == [one.state for one in found] == states
+    assert [rows.row(one)["status"] for one in found] == list(RUNS)
+    assert [rows.row(one)["unread"] for one in found] == [[kind]] * 3
 
 
 def test_what_was_asked_of_a_batch_shows_in_each_of_its_runs(archive: Archive, make_run: Make) -> None:
@@ -186,9 +186,9 @@ def test_what_was_asked_of_a_batch_shows_in_each_of_its_runs(archive: Archive, m
     for name, events in RUNS.items():
         make_run(name, *events, target=name)
     tell(archive, None, BATCH, "pause", by="ann", at=AT)
-    assert report.counts(views(archive, RUNS)) == "1 paused, 1 pausing, 1 waiting"
+    assert rows.counts(views(archive, RUNS)) == "1 paused, 1 pausing, 1 waiting"
     tell(archive, None, BATCH, "unpause", by="ann", at=AT)
-    assert report.counts(views(archive, RUNS)) == "1 queued, 1 running, 1 waiting"
+    assert rows.counts(views(archive, RUNS)) == "1 queued, 1 running, 1 waiting"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_command_that_failed_is_named(archive: Archive, make_run: Make, capsys
     failed = Observation(call_id="c1", tool="run_command", status="error", exit_code=3)
     step = replied().model_copy(update={"phase": "commands"})
     make_run("a", claimed(), step, Observed(observation=failed), *ended(), commands=("fix --all", "format"))
-    assert report.cells(view(archive, "a"))[-1] == "exit code 3: fix --all"
+    assert rows.cells(view(archive, "a"))[-1] == "exit code 3: fix --all"
     assert dawn(["show", "a"]) == 0
     assert "commands    fix --all  (exit code 3)\n            format\n" in capsys.readouterr().out
 

@@ -13,12 +13,12 @@ import pytest
 from runs_made import AT, claimed, ended, name_runs, replied
 from webhooks import Listener
 
-from scheduler import notify, reports
 from scheduler.control import tell
-from scheduler.plan import Close, Decision, Ring, Seen, Wait
-from scheduler.reporting import Reporter, Stands, stands
+from scheduler.planning.plan import Close, Decision, Ring, Seen, Wait
+from scheduler.reports import kept, notify
+from scheduler.reports.reporting import Reporter, Stands, stands
 from scheduler.runs import Found
-from scheduler.schedules import Firing
+from scheduler.schedules.stored import Firing
 from scheduler.tick import Scheduler
 from worker.contract.delivered import Delivery
 from worker.contract.delivery import Deliver
@@ -124,7 +124,7 @@ def test_a_batch_that_waits_for_its_window_is_not_told_of_before_that_closed(des
         desk.round({NIGHT: "a window"}, after_s=after_s)
     assert len(desk.reports()) == told
     if told:
-        assert reports.read(desk.archive, NIGHT, 0).headline == "0 of 1 verified, 1 not reached, $0"
+        assert kept.read(desk.archive, NIGHT, 0).headline == "0 of 1 verified, 1 not reached, $0"
 
 
 def test_what_nobody_began_is_no_news(desk: Desk) -> None:
@@ -149,7 +149,7 @@ def test_a_night_on_which_nothing_changed_is_reported(desk: Desk) -> None:
     """All of it was verified before: the report says so."""
     desk.submit({"a": [Sealed(outcome="reused", verdict="verified", detail="old-1")]})
     desk.round()
-    report = reports.read(desk.archive, NIGHT, 0)
+    report = kept.read(desk.archive, NIGHT, 0)
     assert (report.headline, report.reused) == ("1 of 1 verified, $0", 1)
 
 
@@ -160,7 +160,7 @@ def test_a_window_that_closed_with_runs_left_is_reported(desk: Desk) -> None:
     desk.round(left)
     assert desk.reports() == []
     desk.round(left, after_s=61)
-    report = reports.read(desk.archive, NIGHT, 0)
+    report = kept.read(desk.archive, NIGHT, 0)
     assert (report.headline, report.ended) == ("1 of 2 verified, 1 not reached, $0", False)
     assert "unfinished" in report.news
     assert desk.due == [keys.report_due(NIGHT)]
@@ -213,7 +213,7 @@ def test_a_night_that_was_missed_is_told_with_the_one_before(desk: Desk) -> None
     desk.archive.create(key, canonical(missed.model_dump(mode="json")))
     desk.archive.create(keys.report_due(NIGHT), b"")
     desk.round(after_s=61)
-    report = reports.read(desk.archive, NIGHT, 1)
+    report = kept.read(desk.archive, NIGHT, 1)
     assert report.note == "the due time 2026-11-30 02:00 (UTC) passed without a batch: no scheduler was there"
     assert (report.headline, desk.due) == ("1 of 1 verified, $0", [])
 
@@ -251,7 +251,7 @@ def test_a_retry_after_the_report_is_reported_too(desk: Desk) -> None:
 def test_what_a_crash_left_is_finished_by_the_next(desk: Desk) -> None:
     """The number was taken, nothing else was done."""
     desk.submit({"a": [claimed(), *ended("changed", verdict="verified")]})
-    report = reports.gather(desk.archive, NIGHT, at=AT)
+    report = kept.gather(desk.archive, NIGHT, at=AT)
     desk.archive.create(keys.batch_report(NIGHT, 0, "report.json"), report.stored())
     desk.round()
     assert sorted(desk.archive.list(keys.batch_reports_folder(NIGHT))) == [
@@ -323,7 +323,7 @@ def test_a_message_that_a_crash_interrupted_is_sent_by_the_next(desk: Desk, list
     """It was announced, and nobody knows whether it arrived: the same id again."""
     wanted = Notify(webhook=listener.url, secret="HOOK")
     desk.submit({"a": [claimed(), *ended()]}, notify=wanted)
-    stored = reports.store(desk.archive, reports.gather(desk.archive, NIGHT, at=AT))
+    stored = kept.store(desk.archive, kept.gather(desk.archive, NIGHT, at=AT))
     (notice,) = notify.announce(desk.archive, stored, wanted, at=AT)
     desk.round()
     assert [got.headers["webhook-id"] for got in listener.got] == [notice.id]
@@ -358,7 +358,7 @@ def test_a_scheduler_reports_in_its_rounds(desk: Desk, redis_url: str) -> None:
             desk.now += timedelta(seconds=seconds)
             scheduler.tick()
             desk.reporter.settle()
-        return [reports.read(desk.archive, NIGHT, int(n)).headline for n in desk.reports()]
+        return [kept.read(desk.archive, NIGHT, int(n)).headline for n in desk.reports()]
 
     desk.submit({"a": [claimed(), *ended("changed", verdict="verified")], "b": WAITS})
     asks = "1 of 2 verified, 1 waiting for you, $0"

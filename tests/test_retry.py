@@ -14,7 +14,7 @@ from runs_made import AT, claimed, ended
 from scheduler.cli.main import run as dawn
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.launch import _tasks
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
 from scheduler.retry import Wish, complete, retry, wishes
 from scheduler.runs import BATCHES_SHOWN, Found, runs_in, standing, views
 from scheduler.selection import Selection, select

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs_made import claimed, ended
 
-from scheduler import reports, schedules
-from scheduler.cron import Schedule
 from scheduler.enqueue import Batch, targets_json
-from scheduler.firing import MADE_UP, ON_TIME, QUEUED, Firings, decide
+from scheduler.reports import kept
+from scheduler.schedules import stored
+from scheduler.schedules.cron import Schedule
+from scheduler.schedules.firing import MADE_UP, ON_TIME, QUEUED, Firings, decide
 from worker.contract.errors import ConflictFault, NotFoundFault, StoreFault
 from worker.contract.run import Run
 from worker.contract.task import Repo, Task
@@ -76,11 +77,11 @@ class Place:
 
     def put(self, name: str = NAME, cron: str = "0 0 * * *", zone: str = "UTC", **more: Any) -> None:
         schedule = Schedule(cron=cron, zone=zone, **more)
-        schedules.put(self.archive, name, schedule, batch(), by="ann", at=self.now.isoformat())
+        stored.put(self.archive, name, schedule, batch(), by="ann", at=self.now.isoformat())
 
     def say(self, kind: Any, name: str = NAME) -> None:
-        state = schedules.read(self.archive, name)
-        schedules.tell(self.archive, state, kind, by="bob", at=self.now.isoformat())
+        state = stored.read(self.archive, name)
+        stored.tell(self.archive, state, kind, by="bob", at=self.now.isoformat())
         self.leader = self.another()  # as a hint would have it read at once
 
     def act(self, after: timedelta = timedelta(0), leader: Firings | None = None) -> list[str]:
@@ -105,7 +106,7 @@ class Place:
 
     def told(self, name: str = NAME) -> list[tuple[str, str, int]]:
         """What became of each due time, as `2026-12-01T00:00`, and how many were missed."""
-        found = (schedules.firing(self.archive, name, due) for due in schedules.dues(self.archive, name, NOON - DAY))
+        found = (stored.firing(self.archive, name, due) for due in stored.dues(self.archive, name, NOON - DAY))
         return [(one.due[:16], one.what, one.missed) for one in found]
 
 
@@ -122,7 +123,7 @@ def test_a_due_schedule_makes_a_batch_once(place: Place) -> None:
     place.now = NOON + timedelta(hours=11, minutes=59, seconds=59)
     assert place.act() == []
     [fired] = place.act(timedelta(seconds=1))
-    assert fired == schedules.batch_id(NAME, schedules.read(place.archive, NAME).template, place.now)
+    assert fired == stored.batch_id(NAME, stored.read(place.archive, NAME).template, place.now)
     assert place.act(timedelta(seconds=1)) == place.act(leader=place.another()) == []
     tasks = [place.archive.get(key) for key in place.archive.list("runs/") if key.endswith("task.json")]
     assert len(tasks) == 2
@@ -143,7 +144,7 @@ def done(place: Place, repo: Repo, **more: Any) -> tuple[str, list[Run]]:
     asked = batch("a")
     tasks = tuple(task.model_copy(update={"repo": repo}) for task in asked.tasks)
     schedule = Schedule(cron="0 0 * * *", zone="UTC", **more)
-    schedules.put(place.archive, NAME, schedule, replace(asked, tasks=tasks), by="ann", at=place.now.isoformat())
+    stored.put(place.archive, NAME, schedule, replace(asked, tasks=tasks), by="ann", at=place.now.isoformat())
     place.act(timedelta(hours=12))
     [first] = place.archive.folders("runs/")
     journal = Journal(place.archive, first)
@@ -217,9 +218,7 @@ def test_a_leader_that_stood_still_fires_nothing_twice(place: Place, where: str)
     for leader in (frozen, other, frozen):
         leader.act(place.now, ())
         place.now += timedelta(seconds=10)
-    jobs = Counter(
-        schedules.firing(place.archive, NAME, due).batch for due in schedules.dues(place.archive, NAME, NOON)
-    )
+    jobs = Counter(stored.firing(place.archive, NAME, due).batch for due in stored.dues(place.archive, NAME, NOON))
     assert set(jobs) == place.open
     assert set(jobs.values()) == {1}
     assert len(jobs) == 5
@@ -301,7 +300,7 @@ def test_nights_without_a_scheduler_are_told_with_the_batch_before(place: Place)
     place.archive.delete([keys.report_due(fired)])
     assert place.act(timedelta(days=3, hours=1), place.another()) == []
     assert list(place.archive.list("due/")) == [keys.report_due(fired)]
-    note = reports.gather(place.archive, fired, at=place.now.isoformat()).note
+    note = kept.gather(place.archive, fired, at=place.now.isoformat()).note
     assert note == "3 due times up to 2026-12-04 00:00 (UTC) passed without a batch: no scheduler was there"
 
 
@@ -330,10 +329,10 @@ def test_a_person_can_have_it_run_now(place: Place) -> None:
     place.say("pause")
     place.say("run")
     [fired] = place.act()
-    assert fired == schedules.batch_id(NAME, schedules.read(place.archive, NAME).template, place.now)
+    assert fired == stored.batch_id(NAME, stored.read(place.archive, NAME).template, place.now)
     assert place.act(leader=place.another()) == []
-    [due] = schedules.dues(place.archive, NAME, NOON - DAY)
-    assert schedules.firing(place.archive, NAME, due).by == "bob"
+    [due] = stored.dues(place.archive, NAME, NOON - DAY)
+    assert stored.firing(place.archive, NAME, due).by == "bob"
 
 
 def test_what_a_person_wants_waits_for_the_batch_before(place: Place) -> None:
@@ -353,7 +352,7 @@ def test_a_removed_schedule_fires_no_more(place: Place) -> None:
     place.say("remove")
     assert place.days(2) == [0, 0]
     with pytest.raises(NotFoundFault):
-        schedules.existing(place.archive, NAME)
+        stored.existing(place.archive, NAME)
     place.put(missed="run_all")
     place.leader = place.another()
     assert place.days(1) == [1]
@@ -371,10 +370,10 @@ def test_the_same_schedule_again_changes_nothing(place: Place) -> None:
 def test_of_two_who_change_a_schedule_one_is_told(place: Place) -> None:
     """The other's message has its number."""
     place.put()
-    state = schedules.read(place.archive, NAME)
-    schedules.tell(place.archive, state, "pause", by="bob", at=place.now.isoformat())
+    state = stored.read(place.archive, NAME)
+    stored.tell(place.archive, state, "pause", by="bob", at=place.now.isoformat())
     with pytest.raises(ConflictFault, match="somebody else"):
-        schedules.tell(place.archive, state, "remove", by="eve", at=place.now.isoformat())
+        stored.tell(place.archive, state, "remove", by="eve", at=place.now.isoformat())
 
 
 @pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=36), timedelta(days=400)])
@@ -386,7 +385,7 @@ def test_a_clock_that_jumps_fires_nothing_twice_and_loses_nothing(place: Place, 
     place.ended |= place.open
     place.now -= jump
     place.act()
-    ahead = len([due for due in schedules.dues(place.archive, NAME, NOON - DAY) if due > utc_text(place.now)])
+    ahead = len([due for due in stored.dues(place.archive, NAME, NOON - DAY) if due > utc_text(place.now)])
     days = place.days(4)
     fired = [due for due, what, _ in place.told() if what == "fired"]
     assert len(fired) == len(set(fired))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from runs_made import Make
 
-from scheduler import schedules
 from scheduler.cli.main import run
-from scheduler.firing import Firings
+from scheduler.schedules import stored
+from scheduler.schedules.firing import Firings
 from worker.contract.window import Window
 from worker.store.archive import Archive
 from worker.store.hints import Hints
@@ -79,7 +79,7 @@ def test_what_lies_on_this_machine_is_what_it_was_at_registration(
     assert batch in foretold
     [fired] = [Journal(archive, one).task() for one in archive.folders("runs/")]
     assert fired.batch == batch
-    assert schedules.sources(archive) == {fired.repo.source}
+    assert stored.sources(archive) == {fired.repo.source}
     capsys.readouterr()
     [row] = shown(capsys, "schedule", "ls")["schedules"]
     assert (row["last"]["what"], row["last"]["batch"]) == ("fired", batch)

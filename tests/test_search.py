@@ -12,11 +12,12 @@ from conftest import free_port
 from forge_servers import TOKEN, Emulate, Lists, answering, listed, listing, told
 from runs_made import AT, ended
 
-from scheduler import lock, search
+from scheduler import lock
 from scheduler.cli.main import run as dawn
 from scheduler.enqueue import submit
 from scheduler.launch import batch_of, located
-from scheduler.reading import Loaded, ManifestFault, parse
+from scheduler.manifests import search
+from scheduler.manifests.reading import Loaded, ManifestFault, parse
 from worker import search as asking
 from worker.contract.errors import ForgeFault
 from worker.contract.search import GitHubSearch, GitLabSearch

@@ -13,8 +13,8 @@ from runs_made import AT, ended
 
 from scheduler.enqueue import Batch, freeze, submit
 from scheduler.launch import batch_of
-from scheduler.previous import previous_targets
-from scheduler.reading import Loaded, ManifestFault, parse
+from scheduler.manifests.previous import previous_targets
+from scheduler.manifests.reading import Loaded, ManifestFault, parse
 from scheduler.runs import Found, runs_in
 from worker.contract.events import Event
 from worker.contract.task import Limits, Repo
@@ -176,7 +176,7 @@ def test_ids_are_found_in_a_time_that_grows_with_the_targets(folder: Path, monke
             tried.append(key)
             super().__setitem__(key, value)
 
-    monkeypatch.setattr("scheduler.resolve.Counter", Counted)
+    monkeypatch.setattr("scheduler.manifests.resolve.Counter", Counted)
     (folder / "repos.txt").write_text("".join(f"https://git.example.org/{n}/r\n" for n in range(300)))
     assert load(folder, "{file: repos.txt}").targets[-1].id == "r#300"
     assert len(tried) == 300

@@ -10,8 +10,8 @@ import pytest
 from runs_made import AT, ended
 
 from scheduler.enqueue import Batch, freeze, submit
-from scheduler.reading import parse
-from scheduler.report import cells, counts
+from scheduler.manifests.reading import parse
+from scheduler.reports.rows import cells, counts
 from scheduler.runs import Found, View, Views, find, find_newest, runs_in, standing
 from scheduler.verify import check
 from worker.contract.errors import ConflictFault, ExitCode, IntegrityFault

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler import targets
 from scheduler.launch import located
-from scheduler.reading import parse
+from scheduler.manifests import targets
+from scheduler.manifests.reading import parse
 from worker.contract.errors import InvalidFault
 from worker.contract.settings import Settings
 from worker.contract.task import Limits

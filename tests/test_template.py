@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import template
+from scheduler.manifests import template
 
 VALUES = {"vars.a": 'it\'s $(>ran) `>ran` "$x" \\', "repo.label": "pkg"}
 SHELLS = [path for name in ("bash", "dash") if (path := shutil.which(name))]

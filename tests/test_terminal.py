@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from scheduler.cli.terminal import emit_table
-from scheduler.report import CUT, HEADINGS
+from scheduler.reports.rows import CUT, HEADINGS
 
 NUMBERS = ("12", "42.5 s", "$0.12")
 LONG = "env/setup the setup command exited with code 1: pip could not find a version that satisfies the requirement"

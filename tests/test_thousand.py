@@ -12,9 +12,9 @@ from conftest import wait_for
 from fleets import SOURCE, Fleet
 
 from scheduler.control import announce
-from scheduler.ended import Ended
 from scheduler.enqueue import freeze, submit
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
+from scheduler.planning.ended import Ended
 from scheduler.runs import Found, runs_in, views
 from worker.contract.events import digest
 from worker.contract.task import Limits, Repo

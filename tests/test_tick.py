@@ -12,7 +12,7 @@ from runs_made import claimed, ended, replied
 
 from scheduler.approvals import answer
 from scheduler.control import announce, tell
-from scheduler.plan import Close
+from scheduler.planning.plan import Close
 from scheduler.runs import Found
 from scheduler.seal import seal
 from scheduler.tick import Scheduler

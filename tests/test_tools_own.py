@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from sandboxes import ARCHIVE
 
 from scheduler.enqueue import freeze
-from scheduler.reading import ManifestFault, load_tools, parse
+from scheduler.manifests.reading import ManifestFault, load_tools, parse
 from worker import loop
 from worker.contract.events import Finished, Observation, Observed, Replied, Reply, ToolCall, digest
 from worker.contract.task import TOOL_NAMES, Limits, OwnTool, PolicyRule, Repo, Task

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from runs_made import checked, claimed, ended, name_runs, replied
 
-from scheduler.board import Board, board
 from scheduler.budget import spendings
 from scheduler.cli.main import run as dawn
 from scheduler.control import tell
-from scheduler.plan import Slots
+from scheduler.planning.plan import Slots
+from scheduler.planning.why import Now, why
+from scheduler.reports.board import Board, board
 from scheduler.runs import Found, view, views
 from scheduler.watch import Watch
-from scheduler.why import Now, why
 from worker.contract.events import (
     Asked,
     CheckResult,

@@ -17,11 +17,11 @@ from test_tick import World, with_redis
 
 from scheduler.cli.main import run as dawn
 from scheduler.control import tell
-from scheduler.ended import End, Ended, Member, end_of
 from scheduler.enqueue import freeze, targets_json
-from scheduler.reading import ManifestFault, parse
+from scheduler.manifests.reading import ManifestFault, parse
+from scheduler.planning.ended import End, Ended, Member, end_of
+from scheduler.planning.why import behind, breaker_of
 from scheduler.runs import Found, runs_in, views
-from scheduler.why import behind, breaker_of
 from worker.contract.events import Failure, Sealed
 from worker.contract.run import Run
 from worker.contract.task import Limits, Repo, Task

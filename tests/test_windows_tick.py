@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from runs_made import Make, claimed, replied
 
-from scheduler import schedules
-from scheduler.cron import Schedule
 from scheduler.enqueue import Batch, targets_json
 from scheduler.gc import collect
+from scheduler.schedules import stored
+from scheduler.schedules.cron import Schedule
 from scheduler.tick import Scheduler
 from worker.contract.events import Parked, Yielded
 from worker.contract.settings import Settings
@@ -126,7 +126,7 @@ def scheduled(archive: Archive, source: str | None = None) -> None:
     task = Task(run="r", batch="b", target="a", repo=repo, commands=("true",))
     batch = Batch("b", b"", targets_json("b", [task], b""), (task,))
     schedule = Schedule(cron="0 22 * * *", zone="Europe/Berlin")
-    schedules.put(archive, "nightly", schedule, batch, by="ann", at=NOON.isoformat())
+    stored.put(archive, "nightly", schedule, batch, by="ann", at=NOON.isoformat())
 
 
 def test_a_schedule_fires_and_its_runs_are_rung_in_the_same_round(world: World) -> None:
@@ -149,6 +149,6 @@ def test_gc_keeps_what_a_schedule_will_need(archive: Archive, monkeypatch: pytes
     monkeypatch.setattr("scheduler.gc.UNNAMED_S", 0)
     scheduled(archive, source)
     assert collect(archive, keep_s=0, now=OPENS, dry_run=True).found["sources"] == [keys.source(other)]
-    state = schedules.read(archive, "nightly")
-    schedules.tell(archive, state, "remove", by="ann", at=NOON.isoformat())
+    state = stored.read(archive, "nightly")
+    stored.tell(archive, state, "remove", by="ann", at=NOON.isoformat())
     assert len(collect(archive, keep_s=0, now=OPENS, dry_run=True).found["sources"]) == 2

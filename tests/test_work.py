@@ -18,7 +18,7 @@ from runs_made import AT, audited, claimed, ended
 from scheduler.cli.main import run as dawn
 from scheduler.enqueue import Batch, freeze, submit, submit_run
 from scheduler.gc import collect
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
 from scheduler.runs import Found
 from scheduler.verify import check
 from scheduler.work import PARTS, earlier, work_key

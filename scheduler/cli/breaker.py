@@ -27,9 +27,10 @@ def breaker(
     Then nothing more of it is begun, and what was skipped stays so: after a reset, dawn retry --state skipped begins
     it anew. Exit code 7 while it is tripped.
     """
-    from scheduler import runs, why
+    from scheduler import runs
     from scheduler.cli import edge
     from scheduler.control import tell
+    from scheduler.planning import why
     from worker.contract.errors import ConflictFault, ExitCode
     from worker.store.inbox import Control
 

@@ -38,8 +38,9 @@ def review(
 
     A batch with `when: approved` delivers what is approved; what is rejected is never delivered.
     """
-    from scheduler import reviews, runs
+    from scheduler import runs
     from scheduler.cli import edge
+    from scheduler.deliveries import reviews
     from worker.contract.errors import UsageFault
     from worker.store.journal import Journal
 
@@ -73,8 +74,9 @@ def deliver(
     Whatever its verdict is: only a rejected patch is not. Once more, where a delivery failed or its pull request was
     closed. Of a batch it is the runs that stand for their targets.
     """
-    from scheduler import reviews, runs
+    from scheduler import runs
     from scheduler.cli import edge
+    from scheduler.deliveries import reviews
     from worker.contract.delivered import patch_of
     from worker.contract.errors import ConflictFault
 

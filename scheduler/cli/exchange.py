@@ -143,7 +143,7 @@ def _bring_bundle(file: Path, *, json: bool) -> None:
 
 def _bring_tasks(file: Path, format: In, out: Path, model: str, repo: str | None, *, json: bool) -> None:
     from scheduler.imports import fleet, issues, swebench
-    from scheduler.targets import SCP
+    from scheduler.manifests.targets import SCP
     from worker.contract.errors import UsageFault
     from worker.contract.model_name import parse_model_name
 

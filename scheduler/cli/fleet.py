@@ -11,7 +11,7 @@ import typer
 from scheduler.cli import terminal
 
 if TYPE_CHECKING:
-    from scheduler.reading import ManifestFault
+    from scheduler.manifests.reading import ManifestFault
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def init(
     """Write fleet.yaml, a manifest to start from, with comments."""
     from pathlib import Path
 
-    from scheduler.starting import starting_manifest
+    from scheduler.manifests.starting import starting_manifest
     from worker.contract.errors import ConflictFault
 
     text = starting_manifest(origins or [], Path.cwd())
@@ -53,7 +53,7 @@ def validate(
     from pathlib import Path
 
     from scheduler.cli import edge
-    from scheduler.reading import ManifestFault, load, load_tools
+    from scheduler.manifests.reading import ManifestFault, load, load_tools
 
     where = edge.settings()
     try:
@@ -77,7 +77,7 @@ def schema() -> None:
     """Print the JSON Schema of manifests, for editors."""
     import json
 
-    from scheduler.schema import manifest_schema
+    from scheduler.manifests.schema import manifest_schema
 
     terminal.emit(json.dumps(manifest_schema(), indent=2, ensure_ascii=False))
 

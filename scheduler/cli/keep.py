@@ -112,7 +112,7 @@ def fork(
 
     from scheduler import fork as forks
     from scheduler.cli import edge, start
-    from scheduler.reading import script_of
+    from scheduler.manifests.reading import script_of
     from scheduler.runs import find
     from worker.contract.errors import UsageFault
     from worker.contract.fork import LAST

@@ -10,7 +10,7 @@ import typer
 from scheduler.cli import terminal
 
 if TYPE_CHECKING:
-    from scheduler.board import Board
+    from scheduler.reports.board import Board
     from scheduler.watch import Watch
 
 POLL_S = 1.0
@@ -65,7 +65,7 @@ def queue(json: Annotated[bool, typer.Option("--json", help="As JSON on stdout."
     """
     from scheduler import queues
     from scheduler.cli import edge
-    from scheduler.report import duration
+    from scheduler.reports.rows import duration
     from worker.contract.errors import HintsFault
 
     where = edge.settings()

@@ -43,9 +43,9 @@ def plan(
     from scheduler import lock
     from scheduler.cli import edge
     from scheduler.enqueue import freeze
-    from scheduler.forecast import forecast
     from scheduler.launch import located
-    from scheduler.reading import load, load_tools
+    from scheduler.manifests.reading import load, load_tools
+    from scheduler.planning.forecast import forecast
     from worker.contract.errors import ExitCode
 
     where = edge.settings()

@@ -52,8 +52,10 @@ def status(
 
     With a selection, batches that hold such a run, or such runs of one; with nothing selected the exit code is 10.
     """
-    from scheduler import budget, report, runs, why
+    from scheduler import budget, runs
     from scheduler.cli import edge
+    from scheduler.planning import why
+    from scheduler.reports import rows
     from worker.contract.errors import NotFoundFault
     from worker.store.inbox import Control
 
@@ -79,7 +81,7 @@ def status(
             raise NotFoundFault(f"no run of {found.id} is selected", hint=f"see all: dawn status {found.id}")
         tell(shown, budgets | ({} if today is None else {today.of: today}), archive, as_json=json)
         if not json:
-            for line in dict.fromkeys(line for view in shown for line in report.ways_on(view, budgets)):
+            for line in dict.fromkeys(line for view in shown for line in rows.ways_on(view, budgets)):
                 terminal.say(f"waits for you: {line}")
             if (
                 found.kind == "batch"
@@ -98,24 +100,24 @@ def status(
             )
     budgets = budget.spendings(archive, [view for _, views in listed for view in views.found])
     if json:
-        rows = [
+        listing = [
             {
                 "batch": entry.batch,
                 "submitted_at": entry.at,
-                "runs": [report.row(view, budgets) for view in views.found],
+                "runs": [rows.row(view, budgets) for view in views.found],
                 "budget": budgets[entry.batch].as_json() if entry.batch in budgets else None,
                 "runs_damaged": views.damaged,
                 "runs_not_written": views.unwritten,
             }
             for entry, views in listed
         ]
-        terminal.emit_json("dawn.batches/1", archive=archive.url, batches=rows)
+        terminal.emit_json("dawn.batches/1", archive=archive.url, batches=listing)
         _end_if_damaged(*(views for _, views in listed))
         return
     if not listed:
         terminal.say(f"the archive {archive.url} holds no batch yet; begin with `dawn demo`")
     table = [
-        (entry.batch, entry.at[:19].replace("T", " "), str(len(entry.runs)), report.counts(views, budgets))
+        (entry.batch, entry.at[:19].replace("T", " "), str(len(entry.runs)), rows.counts(views, budgets))
         for entry, views in listed
     ]
     terminal.emit_table(("batch", "submitted (UTC)", "runs", "state"), table)
@@ -124,14 +126,14 @@ def status(
 
 def tell(found: Sequence[View], budgets: Mapping[str, Spending], archive: Archive, *, as_json: bool) -> None:
     """Print runs, and what was spent of budgets. budgets: by batch, of those that have one, and the day's."""
-    from scheduler import report
+    from scheduler.reports import rows
 
     if as_json:
-        rows = [report.row(view, budgets) for view in found]
+        told = [rows.row(view, budgets) for view in found]
         money = {of: budget.as_json() for of, budget in budgets.items()}
-        terminal.emit_json("dawn.runs/1", archive=archive.url, runs=rows, budgets=money)
+        terminal.emit_json("dawn.runs/1", archive=archive.url, runs=told, budgets=money)
         return
-    terminal.emit_table(report.HEADINGS, [report.cells(view, budgets) for view in found], cut=report.CUT)
+    terminal.emit_table(rows.HEADINGS, [rows.cells(view, budgets) for view in found], cut=rows.CUT)
     for budget in budgets.values():
         terminal.say(f"budget of {budget.of}: {budget.text}")
 
@@ -157,10 +159,11 @@ def show(
     """
     from datetime import UTC, datetime
 
-    from scheduler import report, runs
+    from scheduler import runs
     from scheduler.audit import audit_of
     from scheduler.budget import spending
     from scheduler.cli import edge
+    from scheduler.reports import rows
 
     archive = edge.archive(edge.settings(source))
     view = runs.view(archive, runs.find(archive, run, kinds=("run",)).id)
@@ -176,13 +179,13 @@ def show(
         terminal.emit_json(
             "dawn.run/1",
             archive=archive.url,
-            run=report.row(view, {} if budget is None else {budget.of: budget}),
+            run=rows.row(view, {} if budget is None else {budget.of: budget}),
             budget=None if budget is None else budget.as_json(),
             task=view.task.model_dump(mode="json"),
             fold=view.run.model_dump(mode="json"),
         )
         return
-    terminal.emit_summary(report.summary(view, datetime.now(UTC), budget))
+    terminal.emit_summary(rows.summary(view, datetime.now(UTC), budget))
 
 
 def logs(

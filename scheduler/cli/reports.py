@@ -31,17 +31,18 @@ def report(
     Then what needs a person, what was delivered, failures that are alike, and what changed since the night before.
     It is Markdown. A running scheduler keeps one in the archive by itself when the batch ends or stands still.
     """
-    from scheduler import pages, reports, runs
+    from scheduler import runs
     from scheduler.cli import edge
+    from scheduler.reports import kept, pages
 
     where = edge.settings()
     archive = edge.archive(where)
     name = runs.find_newest(archive, batch, kinds=("batch",)).id
-    made = reports.gather(archive, name, at=edge.stamp(), day=edge.spent_today(where), verify=verify)
+    made = kept.gather(archive, name, at=edge.stamp(), day=edge.spent_today(where), verify=verify)
     if store:
-        kept = reports.store(archive, made)
-        already = "" if kept.new else ", which was there already"
-        terminal.say(f"report {kept.n} of {name}{already}")
+        stored = kept.store(archive, made)
+        already = "" if stored.new else ", which was there already"
+        terminal.say(f"report {stored.n} of {name}{already}")
     if html is not None:
         html.write_bytes(pages.html(made))
     if json:
@@ -64,9 +65,9 @@ def compare(
     """
     from dataclasses import asdict
 
-    from scheduler import compare as comparing
-    from scheduler import report as rows
     from scheduler.cli import edge
+    from scheduler.reports import compare as comparing
+    from scheduler.reports import rows
     from scheduler.runs import find
     from worker.contract.errors import UsageFault
 

@@ -13,7 +13,7 @@ from scheduler.cli import terminal
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from scheduler.schedules import Kind, State
+    from scheduler.schedules.stored import Kind, State
     from worker.contract.settings import Settings
     from worker.store.archive import Archive
 
@@ -43,10 +43,10 @@ def add(
     from datetime import UTC, datetime
     from pathlib import Path
 
-    from scheduler import schedules
     from scheduler.cli import edge
     from scheduler.launch import batch_of
-    from scheduler.reading import load, load_tools
+    from scheduler.manifests.reading import load, load_tools
+    from scheduler.schedules import stored
     from worker.contract.errors import InvalidFault
 
     where = edge.settings()
@@ -58,7 +58,7 @@ def add(
         raise InvalidFault(f"{file} has start_at beside its schedule", hint="take one of them out")
     archive = edge.archive(where)
     batch = batch_of(loaded, archive, say=terminal.say)
-    state, changed = schedules.put(archive, name, asked, batch, by=edge.actor(), at=edge.stamp())
+    state, changed = stored.put(archive, name, asked, batch, by=edge.actor(), at=edge.stamp())
     if any(task.repo.source for task in batch.tasks):
         terminal.say("note: what lies on this machine was packed now; add it again for what changes there")
     if loaded.awaited:
@@ -79,11 +79,11 @@ def ls(json: AsJson = False) -> None:
     """List schedules: what became of the last due time, the next one, and how many were missed or left out."""
     from datetime import UTC, datetime
 
-    from scheduler import schedules
     from scheduler.cli import edge
+    from scheduler.schedules import stored
 
     archive, now = edge.archive(edge.settings()), datetime.now(UTC)
-    states = [state for name in schedules.names(archive) if (state := schedules.read(archive, name)).schedule]
+    states = [state for name in stored.names(archive) if (state := stored.read(archive, name)).schedule]
     rows = [_as_json(state, archive, now) for state in states]
     if json:
         terminal.emit_json("dawn.schedules/1", archive=archive.url, schedules=rows)
@@ -114,10 +114,10 @@ def next_times(
     """Say when a schedule is due next, in its zone and in UTC."""
     from datetime import UTC, datetime
 
-    from scheduler import schedules
     from scheduler.cli import edge
+    from scheduler.schedules import stored
 
-    state, now = schedules.existing(edge.archive(edge.settings()), name), datetime.now(UTC)
+    state, now = stored.existing(edge.archive(edge.settings()), name), datetime.now(UTC)
     if json:
         terminal.emit_json("dawn.schedule.next/1", name=name, next=_next_json(state, now, number))
         return
@@ -130,11 +130,11 @@ def next_times(
 @schedule.command("run-now")
 def run_now(name: Name) -> None:
     """Have a batch submitted now, beside the due times, also of a paused schedule."""
-    from scheduler import schedules
+    from scheduler.schedules import stored
 
     state = _tell(name, "run", "submitted as soon as a scheduler runs, and the batch before it has ended")
     at, _ = state.requests[-1]
-    terminal.emit(schedules.batch_id(name, state.template, at))
+    terminal.emit(stored.batch_id(name, state.template, at))
 
 
 @schedule.command("pause")
@@ -162,13 +162,13 @@ def rm(name: Name) -> None:
 
 
 def _tell(name: str, kind: Kind, then: str) -> State:
-    from scheduler import schedules
     from scheduler.cli import edge
+    from scheduler.schedules import stored
 
     where = edge.settings()
     archive = edge.archive(where)
-    state = schedules.existing(archive, name)
-    told = schedules.tell(archive, state, kind, by=edge.actor(), at=edge.stamp())
+    state = stored.existing(archive, name)
+    told = stored.tell(archive, state, kind, by=edge.actor(), at=edge.stamp())
     if then:
         terminal.say(then)
     _announce(where)
@@ -210,9 +210,9 @@ def _time(at: datetime, state: State) -> dict[str, str]:
 def _as_json(state: State, archive: Archive, now: datetime) -> dict[str, Any]:
     from datetime import datetime
 
-    from scheduler import schedules
+    from scheduler.schedules import stored
 
-    found, asked = schedules.history(archive, state.name, now), state.schedule
+    found, asked = stored.history(archive, state.name, now), state.schedule
     last = found[-1] if found else None
     return {
         "name": state.name,

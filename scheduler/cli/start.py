@@ -11,7 +11,7 @@ from scheduler.cli import terminal
 if TYPE_CHECKING:
     from scheduler.enqueue import Batch
     from scheduler.launch import Watched
-    from scheduler.reading import Loaded
+    from scheduler.manifests.reading import Loaded
     from worker.contract.events import Record
     from worker.contract.run import FailOn, Run
     from worker.contract.settings import Settings
@@ -77,7 +77,7 @@ def run(
 
     from scheduler.cli import edge
     from scheduler.launch import batch_of
-    from scheduler.reading import COMMAND_LINE, load_tools, parse
+    from scheduler.manifests.reading import COMMAND_LINE, load_tools, parse
 
     where = edge.settings()
     given = {"repo": repo, "path": path, "ref": ref, "secret": _secret(secret)}
@@ -132,7 +132,7 @@ def submit(
     from scheduler.cli import edge
     from scheduler.launch import batch_of
     from scheduler.lock import beside
-    from scheduler.reading import load, load_tools
+    from scheduler.manifests.reading import load, load_tools
 
     counted = _fail_on(fail_on)
     where = edge.settings()

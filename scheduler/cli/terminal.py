@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from scheduler.harmless import plain as plain
+from scheduler.reports.harmless import plain as plain
 from worker.contract.errors import Fault
 from worker.contract.redact import without_passwords
 

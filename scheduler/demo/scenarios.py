@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from scheduler import reading
+from scheduler.manifests import reading
 from scheduler.runs import View
 from worker.contract.task import Limits
 from worker.store.archive import Archive

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from scheduler import report
 from scheduler.exports.chosen import PATCH, Chosen
 from scheduler.exports.words import encoded
+from scheduler.reports import rows
 from scheduler.runs import View
 from worker.contract.task import Frozen
 
@@ -73,7 +73,7 @@ class RunLine(Frozen):
 
 def line_of(view: View) -> RunLine:
     """All that is told of a run."""
-    task, run, row = view.task, view.run, report.row(view)
+    task, run, row = view.task, view.run, rows.row(view)
     told: dict[str, Any] = {name: row[name] for name in row.keys() & RunLine.model_fields.keys()}
     return RunLine(
         **told,

@@ -11,7 +11,7 @@ from typing import Final
 
 from scheduler.exports.chosen import Chosen
 from scheduler.exports.jsonl import RunLine, line_of
-from scheduler.harmless import plain
+from scheduler.reports.harmless import plain
 
 COLUMNS: Final = (
     *("run", "batch", "target", "url", "ref", "path", "commit", "model", "labels", "status", "outcome", "verdict"),

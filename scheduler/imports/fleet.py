@@ -15,8 +15,8 @@ from typing import Final
 
 from scheduler.exports import staged
 from scheduler.exports.words import valid
-from scheduler.manifest import Manifest
-from scheduler.sources import ID_CHARS_MAX, VAR_CHARS_MAX, VARS_MAX
+from scheduler.manifests.manifest import Manifest
+from scheduler.manifests.sources import ID_CHARS_MAX, VAR_CHARS_MAX, VARS_MAX
 from worker.contract.errors import InvalidFault, UsageFault
 from worker.contract.events import digest
 from worker.contract.places import MAX_BYTES

@@ -16,10 +16,11 @@ from conftest import wait_for
 from fleets import BUSY_S, SOURCE, Fleet
 from proxies import TcpProxy
 
-from scheduler import control, schedules
-from scheduler.cron import Schedule
+from scheduler import control
 from scheduler.enqueue import Batch, targets_json
-from scheduler.schedules import Firing
+from scheduler.schedules import stored
+from scheduler.schedules.cron import Schedule
+from scheduler.schedules.stored import Firing
 from worker.contract.events import digest
 from worker.contract.task import Environment, Repo, Task
 from worker.contract.window import Window
@@ -49,13 +50,13 @@ def scheduled(fleet: Fleet, **how: Any) -> None:
     task = Task(run="r", batch="b", target="t", repo=repo, environment=environment, commands=("echo a >> a.txt",))
     schedule = Schedule(cron=f"*/{EVERY_S} * * * * *", zone="America/New_York", **how)
     batch = Batch("b", b"", targets_json("b", [task], b""), (task,))
-    schedules.put(fleet.archive, NAME, schedule, batch, by="ann", at=utc_now())
+    stored.put(fleet.archive, NAME, schedule, batch, by="ann", at=utc_now())
     control.poke(fleet.hints, control.SCHEDULES)
 
 
 def firings(fleet: Fleet) -> list[Firing]:
     since = datetime.now(UTC) - timedelta(hours=1)
-    return [schedules.firing(fleet.archive, NAME, due) for due in schedules.dues(fleet.archive, NAME, since)]
+    return [stored.firing(fleet.archive, NAME, due) for due in stored.dues(fleet.archive, NAME, since)]
 
 
 def more(fleet: Fleet, number: int) -> list[Firing]:
@@ -84,10 +85,10 @@ def test_every_tick_has_one_job_whoever_leads(fleet: Fleet) -> None:
         wait_for(lambda: standby.said('"fired"') >= 2, BUSY_S)
         leader.send_signal(signal.SIGCONT)
         more(fleet, 2)
-        state = schedules.read(fleet.archive, NAME)
-        schedules.tell(fleet.archive, state, "pause", by="ann", at=utc_now())
+        state = stored.read(fleet.archive, NAME)
+        stored.tell(fleet.archive, state, "pause", by="ann", at=utc_now())
         control.poke(fleet.hints, control.SCHEDULES)
-        wait_for(lambda: schedules.begun(fleet.archive, NAME) == [], BUSY_S)
+        wait_for(lambda: stored.begun(fleet.archive, NAME) == [], BUSY_S)
         found = firings(fleet)
         runs = sorted(fleet.archive.folders("runs/"))
         fleet.ended(*runs)

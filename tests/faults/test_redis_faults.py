@@ -28,7 +28,7 @@ from runs_made import claimed, ended, replied
 
 from scheduler import control
 from scheduler.enqueue import freeze, submit
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
 from scheduler.tick import Scheduler
 from worker.contract.events import Yielded
 from worker.contract.run import Run

@@ -34,7 +34,7 @@ from test_tick import World
 from scheduler import gc
 from scheduler.cli.main import run as dawn
 from scheduler.enqueue import freeze, submit
-from scheduler.reading import parse
+from scheduler.manifests.reading import parse
 from worker import attempt
 from worker import ledger as ledgers
 from worker.contract.cancel import Cancel

@@ -1,4 +1,4 @@
-"""Owns who wants to hear of a batch, and of what. Refuses to send (scheduler/notify.py)."""
+"""Owns who wants to hear of a batch, and of what. Refuses to send (scheduler/reports/notify.py)."""
 
 from __future__ import annotations
 

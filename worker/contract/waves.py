@@ -1,5 +1,5 @@
 """Owns the words for how a batch begins: a few of its runs first, and no more of them once too many have failed.
-Pure; refuses to count runs (scheduler/ended.py does).
+Pure; refuses to count runs (scheduler/planning/ended.py does).
 """
 
 from __future__ import annotations

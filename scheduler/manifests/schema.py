@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from scheduler.manifest import Manifest
+from scheduler.manifests.manifest import Manifest
 
 
 def manifest_schema() -> dict[str, Any]:

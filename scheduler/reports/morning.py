@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from scheduler import harmless, report
 from scheduler.budget import Spending
-from scheduler.fingerprints import failed, fingerprint, kind, sample
-from scheduler.reported import (
+from scheduler.reports import harmless, rows
+from scheduler.reports.fingerprints import failed, fingerprint, kind, sample
+from scheduler.reports.reported import (
     SAID,
     Changes,
     Delivered,
@@ -119,7 +119,7 @@ def _row(view: View, budgets: Mapping[str, Spending]) -> Row:
         steps=run.steps,
         cost_microusd=run.spent_microusd,
         cost_known=run.cost_known,
-        detail=report.brief(report.detail(view, budgets)),
+        detail=rows.brief(rows.detail(view, budgets)),
     )
 
 
@@ -161,7 +161,7 @@ def _need(view: View, after: After | None, budgets: Mapping[str, Spending]) -> t
         )
     if failure and str(failure) in _FOR_A_PERSON:
         return f"{failure}: {failure.detail}".rstrip(": "), (_FOR_A_PERSON[str(failure)].format(run=run),)
-    return report.waits_for(view, budgets), tuple(report.ways_on(view, budgets))
+    return rows.waits_for(view, budgets), tuple(rows.ways_on(view, budgets))
 
 
 _FOR_A_PERSON: Final = {"refused/guard": "dawn diff {run}", "provider/auth": "dawn doctor"}
@@ -249,7 +249,7 @@ def _not_reached(views: Iterable[View], budgets: Mapping[str, Spending]) -> Iter
     for view in views:
         if state_of(view) == "not_reached":
             sealed = view.run.sealed
-            waits = report.waits_for(view, budgets) or "no worker has begun it"
+            waits = rows.waits_for(view, budgets) or "no worker has begun it"
             left.setdefault(sealed.detail or sealed.outcome if sealed else waits, []).append(view.task.target)
     for why, targets in sorted(left.items(), key=lambda entry: (-len(entry[1]), entry[0])):
         yield Left(why=why, targets=tuple(targets))

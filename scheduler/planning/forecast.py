@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from scheduler.enqueue import Batch
-from scheduler.manifest import Manifest
+from scheduler.manifests.manifest import Manifest
 from scheduler.runs import READERS, batches, views
 from scheduler.work import earlier
 from worker.contract.task import Task, usd_text

@@ -12,9 +12,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Final
 
-from scheduler.backlog import Backlog, Entry, common, plain
-from scheduler.ended import End, Ended, Member, end_of
-from scheduler.plan import Group
+from scheduler.planning.backlog import Backlog, Entry, common, plain
+from scheduler.planning.ended import End, Ended, Member, end_of
+from scheduler.planning.plan import Group
 from scheduler.retry import begin
 from worker.contract.errors import Fault, IntegrityFault, NotFoundFault, StoreFault
 from worker.contract.events import Sealed

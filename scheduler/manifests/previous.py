@@ -4,9 +4,9 @@ them: what became of each is what its standing run says.
 
 from __future__ import annotations
 
+from scheduler.manifests.sources import Previous, Target
+from scheduler.manifests.targets import Origin
 from scheduler.runs import View, find_newest, runs_in, standing, views
-from scheduler.sources import Previous, Target
-from scheduler.targets import Origin
 from worker.contract.errors import IntegrityFault
 from worker.contract.task import Repo
 from worker.store.archive import Archive

@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from scheduler.budget import Spending
-from scheduler.morning import state_of
-from scheduler.plan import Decision
-from scheduler.report import duration, waits_for
-from scheduler.reported import SAID
+from scheduler.planning.plan import Decision
+from scheduler.planning.why import text
+from scheduler.reports.morning import state_of
+from scheduler.reports.reported import SAID
+from scheduler.reports.rows import duration, waits_for
 from scheduler.runs import View, standing
-from scheduler.why import text
 from worker.contract import hours
 from worker.contract.task import Task, usd_text
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
-from scheduler import template
-from scheduler.complaints import nearest
-from scheduler.manifest import Manifest
-from scheduler.sources import (
+from scheduler.manifests import template
+from scheduler.manifests.complaints import nearest
+from scheduler.manifests.manifest import Manifest
+from scheduler.manifests.sources import (
     ID_CHARS_MAX,
     Asked,
     At,
@@ -25,7 +25,7 @@ from scheduler.sources import (
     Source,
     Target,
 )
-from scheduler.targets import Origin, locate
+from scheduler.manifests.targets import Origin, locate
 from worker.contract.errors import InvalidFault
 from worker.contract.places import Place, Problem
 

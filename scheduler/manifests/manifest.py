@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from scheduler.cron import Schedule
-from scheduler.sources import Source
+from scheduler.manifests.sources import Source
+from scheduler.schedules.cron import Schedule
 from worker.contract.delivery import Deliver
 from worker.contract.errors import InvalidFault
 from worker.contract.guards import Guards

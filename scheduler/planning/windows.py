@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from scheduler.plan import Held
+from scheduler.planning.plan import Held
 from worker.contract import hours
 from worker.contract.run import Run
 from worker.contract.task import Task

@@ -1,5 +1,5 @@
 """Owns the care for sealed runs that want to be delivered: what people and forges said of them, whose doorbell is
-rung, whose marker goes. Refuses to decide (deliveries.py), to push and to ask a forge: a worker with the token does.
+rung, whose marker goes. Refuses to decide (due.py), to push and to ask a forge: a worker with the token does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from scheduler.deliveries import Drop, Ring, Wanted, decide
+from scheduler.deliveries.due import Drop, Ring, Wanted, decide
 from scheduler.runs import standing, views
 from scheduler.seal import BY
 from scheduler.work import work_key

@@ -16,10 +16,10 @@ from typing import Final
 
 import structlog
 
-from scheduler import notify, pages, reports
 from scheduler.budget import Spending, spending_of_day
-from scheduler.plan import Decision, Seen, Wait
-from scheduler.reported import Morning
+from scheduler.planning.plan import Decision, Seen, Wait
+from scheduler.reports import kept, notify, pages
+from scheduler.reports.reported import Morning
 from worker.contract.errors import HintsFault, IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.notify import Notify
 from worker.contract.settings import Settings
@@ -190,7 +190,7 @@ class Reporter:
             return _Done(failed=f"{type(fault).__name__}: {fault}")
 
     def _report(self, batch: str, due: _Due, *, over: bool) -> _Done:
-        report = reports.gather(self.archive, batch, at=self._at(), day=self._day())
+        report = kept.gather(self.archive, batch, at=self._at(), day=self._day())
         task = self._task(batch)
         if (later := self._too_early(report, task, over=over)) is not None:
             return _Done(again_at=later)
@@ -198,7 +198,7 @@ class Reporter:
         young = due.since is not None and self.stamp() - due.since < timedelta(seconds=DELIVERY_S)
         if waits and report.delivering and young:
             return _Done(again_at=self.stamp() + timedelta(seconds=self.settings.relist_s))
-        stored = reports.store(self.archive, report)
+        stored = kept.store(self.archive, report)
         wanted = None if task is None else task.notify
         unsent = wanted is not None and self._tell(
             batch, stored, wanted, last_try=due.tries + 1 >= len(notify.BACKOFF_S)
@@ -216,12 +216,12 @@ class Reporter:
         marked = {key.removeprefix("open/") for key in self.archive.list("open/")}
         return any(member.run in marked for member in members(self.archive, batch))
 
-    def _tell(self, batch: str, stored: reports.Stored, wanted: Notify, *, last_try: bool) -> bool:
+    def _tell(self, batch: str, stored: kept.Stored, wanted: Notify, *, last_try: bool) -> bool:
         """Try each message that is not sent, once; whether one is left."""
         left = False
         for notice in notify.announce(self.archive, stored, wanted, at=self._at()):
             told: Morning = (
-                stored.report if notice.report == stored.n else reports.read(self.archive, batch, notice.report)
+                stored.report if notice.report == stored.n else kept.read(self.archive, batch, notice.report)
             )
             now_s = self.stamp().timestamp()
             answer = notify.send(wanted, notice, told, self.secret, now_s=now_s, ca=self.settings.ca_bundle)

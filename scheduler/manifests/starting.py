@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from scheduler import pack
-from scheduler.targets import locate
+from scheduler.manifests import pack
+from scheduler.manifests.targets import locate
 from worker.contract.places import read
 
 SOMEWHERE: Final = "https://git.example.org/team/service"

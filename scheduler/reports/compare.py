@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
-from scheduler.measured import checks_text
-from scheduler.report import duration
+from scheduler.reports.measured import checks_text
+from scheduler.reports.rows import duration
 from scheduler.runs import View, view
 from worker.contract.events import Compacted, Decided, FedBack, Finished, Observed, Record, Replied, Steered, Verdict
 from worker.store.archive import Archive

@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from scheduler.sources import Target
+from scheduler.manifests.sources import Target
 from worker.contract.errors import ForgeFault
 from worker.contract.search import FoundRepo, GitHubSearch, GitLabSearch
 

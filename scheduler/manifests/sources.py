@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator
 
-from scheduler import pack
-from scheduler.complaints import complaints
-from scheduler.targets import Origin
+from scheduler.manifests import pack
+from scheduler.manifests.complaints import complaints
+from scheduler.manifests.targets import Origin
 from worker.contract.errors import ConflictFault, ForgeFault, InvalidFault, NotFoundFault
 from worker.contract.frozen import Frozen, later
 from worker.contract.places import MAX_BYTES, Document, Place, Problem

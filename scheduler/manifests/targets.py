@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Final, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from scheduler import pack
+from scheduler.manifests import pack
 from worker.contract.errors import Fault, InvalidFault
 from worker.contract.task import Repo
 from worker.store import keys

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
-from scheduler.turns import PASSED_MAX, Turns
+from scheduler.planning.turns import PASSED_MAX, Turns
 from worker.contract.events import Failure, OutcomeName
 from worker.contract.run import Status
 

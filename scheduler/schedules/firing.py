@@ -13,11 +13,12 @@ from typing import Final
 
 import structlog
 
-from scheduler import control, schedules
-from scheduler.cron import Schedule
+from scheduler import control
 from scheduler.enqueue import submit
 from scheduler.runs import Found
-from scheduler.schedules import HORIZON, Firing, State
+from scheduler.schedules import stored
+from scheduler.schedules.cron import Schedule
+from scheduler.schedules.stored import HORIZON, Firing, State
 from worker.contract.errors import Fault, NotFoundFault, StoreFault
 from worker.contract.events import canonical
 from worker.contract.zones import utc_text
@@ -116,13 +117,13 @@ class Firings:
         stale = self._read_at is None or not timedelta(0) <= now - self._read_at < self._relist
         if not stale and poked == self._poked:
             return
-        for name in schedules.names(self._archive):
+        for name in stored.names(self._archive):
             try:
                 known = self._known.get(name)
                 if known is None:
                     self._known[name] = self._load(name, now)
                 else:
-                    known.state = schedules.read(self._archive, name, known.state)
+                    known.state = stored.read(self._archive, name, known.state)
                     del known.dues[: bisect_right(known.dues, utc_text(now - HORIZON)) - 1]
             except StoreFault:
                 raise
@@ -132,12 +133,12 @@ class Firings:
 
     def _load(self, name: str, now: datetime) -> _Known:
         archive, since = self._archive, now - HORIZON
-        known = _Known(schedules.read(archive, name), schedules.dues(archive, name, since))
+        known = _Known(stored.read(archive, name), stored.dues(archive, name, since))
         if known.dues:
-            known.last = schedules.firing(archive, name, known.dues[-1])
-        for due in schedules.begun(archive, name):
+            known.last = stored.firing(archive, name, known.dues[-1])
+        for due in stored.begun(archive, name):
             try:
-                known.unfinished.append(schedules.firing(archive, name, due))
+                known.unfinished.append(stored.firing(archive, name, due))
             except NotFoundFault:
                 continue  # cut off before it was decided: it is due, and comes again
         return known
@@ -158,7 +159,7 @@ class Firings:
                 self._cancelled.add(firing.before)
             return False
         due = datetime.fromisoformat(firing.due)
-        batch = replace(schedules.batch_of(self._archive, name, str(firing.template), due), reuse=firing.reuse)
+        batch = replace(stored.batch_of(self._archive, name, str(firing.template), due), reuse=firing.reuse)
         new = submit(batch, self._archive, by=f"schedule {name}", at=now.isoformat(timespec="milliseconds"))
         self._finished(known)
         if new:
@@ -182,7 +183,7 @@ class Firings:
     def _due(self, known: _Known, now: datetime, working: set[str]) -> bool:
         if not known.state.active or not self._is_due(known, now):
             return False
-        known.state = schedules.read(self._archive, known.state.name, known.state)  # it may have been paused
+        known.state = stored.read(self._archive, known.state.name, known.state)  # it may have been paused
         schedule = known.state.schedule
         if schedule is None or not known.state.active or not self._is_due(known, now):
             return False
@@ -213,7 +214,7 @@ class Firings:
             at=now.isoformat(timespec="milliseconds"),
             by=by or BY,
             what="fired" if fires else "overlap" if due.fires else "missed",
-            batch=schedules.batch_id(state.name, state.template, due.at) if fires else "",
+            batch=stored.batch_id(state.name, state.template, due.at) if fires else "",
             template=state.template if fires else None,
             before=before,
             overlap=overlap,
@@ -224,7 +225,7 @@ class Firings:
         if fires:
             self._archive.create(keys.schedule_begun(state.name, name), b"")
         if not self._archive.create(key, canonical(firing.model_dump(mode="json"))):
-            firing = schedules.firing(self._archive, state.name, name)  # somebody else's, who may have died since
+            firing = stored.firing(self._archive, state.name, name)  # somebody else's, who may have died since
         if name not in known.dues:
             insort(known.dues, name)
         known.last = firing

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from scheduler.approvals import commands
 from scheduler.budget import Spending
-from scheduler.measured import measured
+from scheduler.reports.measured import measured
 from scheduler.runs import View, Views, standing
 from worker.contract.delivered import readiness
 from worker.contract.hours import not_before, until_text

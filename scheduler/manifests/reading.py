@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from scheduler.complaints import complaints
-from scheduler.manifest import Manifest, Work
-from scheduler.resolve import Resolved, Text, resolve
-from scheduler.sources import Asked, At, Outside, Reach, Source, Target, text_file
-from scheduler.targets import Origin
-from scheduler.template import MARK
+from scheduler.manifests.complaints import complaints
+from scheduler.manifests.manifest import Manifest, Work
+from scheduler.manifests.resolve import Resolved, Text, resolve
+from scheduler.manifests.sources import Asked, At, Outside, Reach, Source, Target, text_file
+from scheduler.manifests.targets import Origin
+from scheduler.manifests.template import MARK
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import parse_model_name
 from worker.contract.places import Document, Place, Problem, read

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from scheduler.ended import Ended, Member, again_at, end_of
-from scheduler.plan import Bounds, Close, Decision, Group, Held, Pool, Ring, Seen, Slots, Wait, plan
+from scheduler.planning.ended import Ended, Member, again_at, end_of
+from scheduler.planning.plan import Bounds, Close, Decision, Group, Held, Pool, Ring, Seen, Slots, Wait, plan
+from scheduler.planning.windows import held
 from scheduler.runs import View
-from scheduler.windows import held
 from worker.contract import hours
 from worker.contract.model_name import account_of
 from worker.contract.run import Run

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from scheduler.reported import SAID, Morning, Need, money, usd
+from scheduler.reports.reported import SAID, Morning, Need, money, usd
 
 SHOWN: Final = 30
 """Targets of one line, and lines of one part; report.json has them all."""
@@ -30,7 +30,7 @@ def html(report: Morning) -> bytes:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("scheduler"),
+        loader=PackageLoader("scheduler.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from scheduler.cron import Schedule
 from scheduler.enqueue import ID_DIGITS, Batch, run_id, targets_json
+from scheduler.schedules.cron import Schedule
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
 from worker.contract.events import Digest, canonical, digest
 from worker.contract.frozen import Frozen, later

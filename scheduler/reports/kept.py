@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from scheduler import pages, schedules
 from scheduler.budget import Spending, spending
-from scheduler.morning import Facts, morning
-from scheduler.reported import Morning
+from scheduler.reports import pages
+from scheduler.reports.morning import Facts, morning
+from scheduler.reports.reported import Morning
 from scheduler.runs import READERS, Found, View, batches, standing, views
+from scheduler.schedules import stored
 from scheduler.verify import check
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.store import keys
@@ -97,7 +98,7 @@ def _readable(archive: Archive, n: int, report: Morning) -> None:
 def _note(archive: Archive, batch: str, now: datetime) -> str:
     """What its schedule did not fire before it, or after it and in place of another."""
     told = []
-    for firing in schedules.history(archive, batch.rpartition("-")[0], now):
+    for firing in stored.history(archive, batch.rpartition("-")[0], now):
         due = firing.due[:16].replace("T", " ")
         if firing.batch == batch and firing.missed:
             told.append(f"before it {firing.missed} due times were missed: no scheduler was there")

@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from scheduler.reported import Morning
-from scheduler.reports import Stored
+from scheduler.reports.kept import Stored
+from scheduler.reports.reported import Morning
 from worker.contract.events import canonical
 from worker.contract.frozen import Frozen
 from worker.contract.notify import Notify, Word

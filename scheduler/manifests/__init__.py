@@ -1,0 +1,1 @@
+"""What a batch is asked for: manifests, their targets and their mistakes. Refuses to enqueue anything."""

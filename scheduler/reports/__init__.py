@@ -1,0 +1,1 @@
+"""How runs and batches are told, in words, tables and files. Refuses to change what it tells of."""
