@@ -162,11 +162,20 @@ def runs_in(archive: Archive, found: Found) -> list[str]:
         raise IntegrityFault(fault.message, hint=f"look: dawn verify {found.id}") from None
 
 
-def view(archive: Archive, run: str, control: Callable[[str], Sequence[Message]] | None = None) -> View:
-    """One run. control: the messages to a batch, None to read them. Raises NotFoundFault, IntegrityFault, StoreFault
-    as the journal does."""
+def view(
+    archive: Archive,
+    run: str,
+    control: Callable[[str], Sequence[Message]] | None = None,
+    *,
+    since: View | None = None,
+) -> View:
+    """One run. control: the messages to a batch, None to read them. since: an earlier look at it, from which only
+    what is new is read. Raises NotFoundFault, IntegrityFault, StoreFault as the journal does."""
     journal = Journal(archive, run)
-    folded, task = journal.load(), journal.task()
+    if since is None:
+        folded, task = journal.load(), journal.task()
+    else:
+        folded, task = since.run if since.run.sealed else journal.load(since.run), since.task
     if folded.sealed is not None:
         return View(task, folded, Mail(folded), read_after(archive, folded) if wants_delivery(task) else None)
     mail = read_mail(archive, folded, task.batch, control)

@@ -1,0 +1,116 @@
+"""Owns who may see the pages and who may decide on them: tokens, signed cookies, and the form's own token. Refuses to
+store who visited: a session is a signed cookie and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.web.page import Role, Visitor
+
+SESSION_S: Final = 7 * 86_400.0
+"""A week: whoever reviews each morning signs in once."""
+FORM_S: Final = 12 * 3_600.0
+"""A page that was loaded a working day ago shows what was asked then; it must be loaded again to decide."""
+SAID_S: Final = 60.0
+TOKEN_BYTES: Final = 32
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a person signs in with. name: who they are, for the archive."""
+
+    secret: str
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class Access:
+    """key: signs sessions, forms and messages; whoever has it is everybody. tokens: who may sign in. identity_header:
+    the header in which a reverse proxy that this deployment trusts names its user, "" for none: then nobody is
+    believed. reviewers: of those users the ones that decide."""
+
+    key: bytes
+    tokens: tuple[Token, ...] = ()
+    identity_header: str = ""
+    reviewers: frozenset[str] = frozenset()
+    now_s: Callable[[], float] = time.time
+
+    def cookie(self, kind: str) -> str:
+        """Its name. Browsers keep cookies by host, not by port: two servers of a machine must not share them."""
+        return f"dawn_{kind}_{self._mac(b'cookies')[:8]}"
+
+    def sign_in(self, secret: str) -> Visitor | None:
+        """Whose token it is."""
+        found = None
+        for token in self.tokens:  # all of them, so that the time taken says nothing
+            if hmac.compare_digest(token.secret.encode(), secret.encode()):
+                found = Visitor(token.name, token.role)
+        return found
+
+    def session(self, visitor: Visitor) -> str:
+        """The cookie that a visitor carries from now on."""
+        told = {"name": visitor.name, "role": visitor.role, "id": secrets.token_urlsafe(16)}
+        return self._signed("session", told, SESSION_S)
+
+    def visitor(self, cookie: str, headers: Mapping[str, str]) -> Visitor | None:
+        """Who asks; None for nobody that is known. headers: with names in lower case."""
+        if self.identity_header:
+            name = headers.get(self.identity_header.lower(), "").strip()
+            if name and name.isprintable() and len(name) <= 200:
+                return Visitor(name, "reviewer" if name in self.reviewers else "viewer")
+        told = self._read("session", cookie)
+        if told is None or told.get("role") not in ("viewer", "reviewer"):
+            return None
+        return Visitor(str(told.get("name")), "reviewer" if told["role"] == "reviewer" else "viewer")
+
+    def form_token(self, visitor: Visitor, cookie: str) -> str:
+        """What every form of this visitor's pages carries: another site cannot read it, and it ages."""
+        return self._signed("form", {"of": self._bound(visitor, cookie)}, FORM_S)
+
+    def is_form(self, token: str, visitor: Visitor, cookie: str) -> bool:
+        told = self._read("form", token)
+        return told is not None and hmac.compare_digest(str(told.get("of")), self._bound(visitor, cookie))
+
+    def say(self, text: str) -> str:
+        """A line for the next page, as a cookie: in an address anybody could write one."""
+        return self._signed("said", {"text": text[:500]}, SAID_S)
+
+    def said(self, cookie: str) -> str:
+        told = self._read("said", cookie)
+        return "" if told is None else str(told.get("text", ""))
+
+    def _bound(self, visitor: Visitor, cookie: str) -> str:
+        return self._mac(f"{visitor.name}\n{visitor.role}\n{cookie}".encode())
+
+    def _signed(self, kind: str, told: dict[str, str], lives_s: float) -> str:
+        body = base64.urlsafe_b64encode(json.dumps({**told, "kind": kind, "until": self.now_s() + lives_s}).encode())
+        return f"{body.decode()}.{self._mac(body)}"
+
+    def _read(self, kind: str, text: str) -> dict[str, object] | None:
+        body, _, mac = text.partition(".")
+        if not mac.isascii() or not body.isascii() or not hmac.compare_digest(mac, self._mac(body.encode())):
+            return None
+        try:
+            told = json.loads(base64.urlsafe_b64decode(body))
+        except (ValueError, binascii.Error):
+            return None
+        fresh = isinstance(told, dict) and told.get("kind") == kind and told.get("until", 0) > self.now_s()
+        return told if fresh else None
+
+    def _mac(self, data: bytes) -> str:
+        return hmac.new(self.key, data, hashlib.sha256).hexdigest()
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(TOKEN_BYTES)

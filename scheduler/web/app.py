@@ -1,0 +1,223 @@
+"""Owns HTTP: requests become what a page is asked, answers become responses. Refuses to decide what a page says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from scheduler.web import render
+from scheduler.web.access import SESSION_S
+from scheduler.web.guard import Guard
+from scheduler.web.page import Answer, Asked, File, Page, Visitor, Way, Went
+from scheduler.web.render import Around
+from scheduler.web.site import Site
+from scheduler.web.ways import WAYS
+from worker.contract.errors import (
+    ConflictFault,
+    Fault,
+    HintsFault,
+    IntegrityFault,
+    InvalidFault,
+    NotFoundFault,
+    StoreFault,
+    UsageFault,
+    VersionFault,
+)
+from worker.contract.redact import without_passwords
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+ASSETS: Final = {
+    "style.css": "text/css",
+    "code.css": "text/css",
+    "page.js": "text/javascript",
+    "keys.js": "text/javascript",
+    "htmx.min.js": "text/javascript",
+    "hx-sse.min.js": "text/javascript",
+}
+FIELDS_MAX: Final = 4_000
+"""Of one form: a choice of a thousand runs, and room."""
+
+STATUS: Final[Sequence[tuple[type[Fault], int]]] = (
+    (NotFoundFault, 404),
+    (ConflictFault, 409),
+    (VersionFault, 409),
+    (InvalidFault, 400),
+    (UsageFault, 400),
+    (IntegrityFault, 500),
+    (StoreFault, 503),
+    (HintsFault, 503),
+    (Fault, 500),
+)
+
+
+def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> Starlette:
+    """The pages as an ASGI application. hosts: what browsers may call this server, with the port."""
+    routes = [Route(way.pattern, _endpoint(site, way), methods=["POST" if way.changes else "GET"]) for way in ways]
+    app = Starlette(
+        routes=[
+            Route("/enter", _enter(site), methods=["GET", "POST"]),
+            Route("/assets/{name}", _asset),
+            *routes,
+        ],
+        middleware=[Middleware(Guard, hosts=hosts)],
+        exception_handlers={HTTPException: _not_ours(site)},
+    )
+    app.state.site = site
+    return app
+
+
+def _endpoint(site: Site, way: Way):  # type: ignore[no-untyped-def]
+    async def endpoint(request: Request) -> Response:
+        visitor = _visitor(site, request)
+        if visitor is None:
+            return _sign_in(site, request, 401, "")
+        if not way.changes:
+            asked = Asked(way.pattern, request.path_params, visitor, dict(request.query_params))
+            return await _answered(site, way, asked, request)
+        form = await request.form(max_files=0, max_fields=FIELDS_MAX)
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        refused = _refused(site, visitor, fields.get("form_token", ""), _session(site, request))
+        if refused is not None:
+            return _shown(site, request, visitor, _problem(403, *refused))
+        many = {f"{name}[]": "\n".join(map(str, form.getlist(name))) for name in fields}
+        asked = Asked(way.pattern, request.path_params, visitor, dict(request.query_params), {**many, **fields})
+        return await _answered(site, way, asked, request)
+
+    return endpoint
+
+
+async def _answered(site: Site, way: Way, asked: Asked, request: Request) -> Response:
+    try:
+        answer: Answer = await run_in_threadpool(way.handler, site, asked)
+        if isinstance(answer, File):
+            return _sent(answer)
+        if isinstance(answer, Went):
+            return _went(site, answer)
+        return await run_in_threadpool(_shown, site, request, asked.visitor, answer)
+    except Fault as fault:
+        status = next(status for kind, status in STATUS if isinstance(fault, kind))
+        page = _problem(status, without_passwords(fault.message), without_passwords(fault.hint))
+        return _shown(site, request, asked.visitor, page)
+
+
+def _refused(site: Site, visitor: Visitor, token: str, cookie: str) -> tuple[str, str] | None:
+    """Why a change is not made: what is wrong, and what to do."""
+    if not site.decides:
+        return "nothing can be decided here", "these pages read an archive alone; `dawn web` has the deployment's"
+    if not visitor.may_decide:
+        return f"{visitor.name} may read and not decide", "sign in with a reviewer's token"
+    if not site.access.is_form(token, visitor, cookie):
+        return "this page is too old to decide on", "load it again, look, and decide then"
+    return None
+
+
+def _shown(site: Site, request: Request, visitor: Visitor, page: Page) -> Response:
+    if request.query_params.get("as") == "json":
+        return Response(render.as_json(page), page.status, media_type="application/json")
+    cookie = _session(site, request)
+    said = site.access.said(request.cookies.get(site.access.cookie("said"), ""))
+    around = Around(
+        here=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        visitor=visitor,
+        form_token=site.access.form_token(visitor, cookie) if site.decides and visitor.may_decide else "",
+        said=said,
+        query=dict(request.query_params),
+    )
+    response = Response(render.html(page, around), page.status, media_type="text/html")
+    if said:
+        response.delete_cookie(site.access.cookie("said"), path="/", httponly=True, samesite="lax")
+    return response
+
+
+def _went(site: Site, answer: Went) -> Response:
+    response = RedirectResponse(answer.to, 303)
+    if answer.said:
+        response.set_cookie(
+            site.access.cookie("said"), site.access.say(answer.said), httponly=True, samesite="lax", path="/"
+        )
+    return response
+
+
+def _sent(file: File) -> Response:
+    """Always to keep, never to show: a browser must not run what an agent wrote."""
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}"}
+    if file.size is not None:
+        headers["content-length"] = str(file.size)
+    return StreamingResponse(file.chunks, headers=headers, media_type="application/octet-stream")
+
+
+def _problem(status: int, message: str, hint: str = "") -> Page:
+    return Page("problem.html", message, {"status": status, "message": message, "hint": hint}, status=status)
+
+
+def _visitor(site: Site, request: Request) -> Visitor | None:
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return site.access.visitor(_session(site, request), headers)
+
+
+def _session(site: Site, request: Request) -> str:
+    return request.cookies.get(site.access.cookie("session"), "")
+
+
+def _sign_in(site: Site, request: Request, status: int, said: str) -> Response:
+    to = request.url.path if request.method == "GET" and request.url.path != "/enter" else "/"
+    page = Page("enter.html", "Sign in", {"said": said, "to": to}, status=status)
+    if request.query_params.get("as") == "json":
+        return Response(render.as_json(page), status, media_type="application/json")
+    return Response(render.html(page, Around(here="/enter", live=False)), status, media_type="text/html")
+
+
+def _enter(site: Site):  # type: ignore[no-untyped-def]
+    async def enter(request: Request) -> Response:
+        form = await request.form(max_files=0, max_fields=4) if request.method == "POST" else request.query_params
+        token, to = str(form.get("token", "")), str(form.get("to", "/"))
+        if not token:
+            return _sign_in(site, request, 200, "")
+        visitor = site.access.sign_in(token)
+        if visitor is None:
+            return _sign_in(site, request, 401, "that token is not known here")
+        # Only a path of ours: `//elsewhere` would be another host.
+        response = RedirectResponse(to if to.startswith("/") and to[1:2] not in ("/", "\\") else "/", 303)
+        response.set_cookie(
+            site.access.cookie("session"),
+            site.access.session(visitor),
+            httponly=True,
+            samesite="lax",
+            path="/",
+            secure=request.url.scheme == "https",
+            max_age=int(SESSION_S),
+        )
+        return response
+
+    return enter
+
+
+async def _asset(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in ASSETS:
+        raise HTTPException(404)
+    data = await run_in_threadpool((files("scheduler.web") / "assets" / name).read_bytes)
+    return Response(data, media_type=ASSETS[name], headers={"cache-control": "public, max-age=300"})
+
+
+def _not_ours(site: Site):  # type: ignore[no-untyped-def]
+    async def answer(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        visitor = _visitor(site, request)
+        if visitor is None:
+            return _sign_in(site, request, 401, "")
+        page = _problem(status, "there is no such page" if status == 404 else "this cannot be asked like that")
+        return _shown(site, request, visitor, page)
+
+    return answer

@@ -1,0 +1,1 @@
+// Keys of pages that have steps or a queue.

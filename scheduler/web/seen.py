@@ -1,0 +1,127 @@
+"""Owns what the pages have read of an archive, so that the next look reads only what is new. Refuses to trust it over
+the archive: a run that has ended stays as it is, everything else is looked at again when it is a second old.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, TypeVar
+
+from scheduler import runs
+from scheduler.runs import READERS, Found, Listed, View, Views
+from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.events import digest
+from worker.store.archive import Archive
+from worker.store.inbox import Control
+
+FRESH_S: Final = 1.0
+"""For how long something that may change is taken as it was."""
+VIEWS_KEPT: Final = 10_000
+ANSWERS_KEPT: Final = 512
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    value: Any
+    until_s: float
+
+
+class Seen:
+    """Safe to use from many threads. Every method raises as scheduler/runs.py does."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._lock = threading.Lock()
+        self._views: OrderedDict[str, _Kept] = OrderedDict()
+        self._answers: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    def view(self, run: str) -> View:
+        """One run, at most FRESH_S old."""
+        return self._view(run, None)
+
+    def views(self, names: Iterable[str]) -> Views:
+        """Many runs, in their order; one that cannot be read hides no other."""
+        asked, control = list(names), cache(lambda batch: Control(self.archive, batch).read())
+
+        def look(run: str) -> View | IntegrityFault | None:
+            try:
+                return self._view(run, control)
+            except NotFoundFault:
+                return None
+            except IntegrityFault as fault:
+                return fault
+
+        with ThreadPoolExecutor(READERS) as pool:
+            seen = list(pool.map(look, asked))
+        damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, IntegrityFault)}
+        return Views([one for one in seen if isinstance(one, View)], damaged, seen.count(None))
+
+    def batch(self, batch: str) -> Views:
+        """All runs of a batch."""
+        return self.views(self.members(batch))
+
+    def members(self, batch: str) -> list[str]:
+        return self.answer(("members", batch), lambda: runs.runs_in(self.archive, Found("batch", batch)))
+
+    def batches(self) -> list[Listed]:
+        """All batches, oldest first."""
+        return self.answer("batches", lambda: runs.batches(self.archive))
+
+    def open_batches(self) -> set[str]:
+        """Those with a run that has not ended."""
+        return self.answer("open", lambda: runs.open_batches(self.archive))
+
+    def answer(self, name: Hashable, make: Callable[[], T], fresh_s: float = FRESH_S) -> T:
+        """What make returned for this name, at most fresh_s old. For what is small, and costs requests."""
+        with self._lock:
+            kept = self._answers.get(name)
+        if kept is not None and time.monotonic() < kept.until_s:
+            return kept.value  # type: ignore[no-any-return]
+        made = make()
+        self._keep(self._answers, name, made, fresh_s, ANSWERS_KEPT)
+        return made
+
+    def stamp(self, of: str) -> str:
+        """Of `run:<id>`, `batch:<id>` or `all`: another text when something of it has changed."""
+        kind, _, name = of.partition(":")
+        if kind == "run":
+            return _stamp([self.view(name)])
+        names = {name} if kind == "batch" else self.open_batches()
+        told = [f"{one}{_stamp(self.batch(one).found)}" for one in sorted(names)]
+        return digest("\n".join(told).encode())[:16]
+
+    def _view(self, run: str, control: Callable[[str], Any] | None) -> View:
+        with self._lock:
+            kept = self._views.get(run)
+            if kept is not None:
+                self._views.move_to_end(run)
+        if kept is not None and time.monotonic() < kept.until_s:
+            return kept.value  # type: ignore[no-any-return]
+        view = runs.view(self.archive, run, control, since=None if kept is None else kept.value)
+        final = view.run.sealed is not None and view.after is None
+        self._keep(self._views, run, view, float("inf") if final else FRESH_S, VIEWS_KEPT)
+        return view
+
+    def _keep(self, where: OrderedDict[Any, _Kept], name: Hashable, value: object, fresh_s: float, most: int) -> None:
+        with self._lock:
+            where[name] = _Kept(value, time.monotonic() + fresh_s)
+            where.move_to_end(name)
+            while len(where) > most:
+                where.popitem(last=False)
+
+
+def _stamp(views: Iterable[View]) -> str:
+    told = [
+        f"{view.run.id} {view.run.last_hash} {len(view.mail.inbox)} {len(view.mail.control)}"
+        f" {view.decision} {view.after}"
+        for view in views
+    ]
+    return digest("\n".join(told).encode())[:16]

@@ -1,0 +1,10 @@
+"""Owns the table of all pages. Refuses to hold one: each module of pages/ brings its own ways."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scheduler.web.page import Way
+from scheduler.web.pages import home
+
+WAYS: Final[tuple[Way, ...]] = (*home.WAYS,)
