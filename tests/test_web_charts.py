@@ -107,6 +107,13 @@ def test_an_address_outside_the_site_makes_no_link(href: str) -> None:
     assert '<a href="/runs/r1"' in every_kind("x", "/runs/r1")
 
 
+def test_no_control_or_direction_character_comes_through() -> None:
+    """A lane's name cannot look like another's, and no drawing ends a terminal's line."""
+    page = every_kind("cart\u202egnp.exe\x1b[31m\x00")
+    assert "cart\\u202egnp.exe\\x1b[31m\\x00" in page
+    assert not {"\u202e", "\x1b", "\x00"} & set(page)
+
+
 def test_no_markup_has_a_style() -> None:
     """The pages' policy would drop it: looks come from classes."""
     page = Parts(every_kind("x", "/runs/r1"))

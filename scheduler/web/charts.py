@@ -232,7 +232,7 @@ def gauge(value: float, of: float, text: str, kind: str = "one") -> Markup:
     return Markup(
         '<span class="gauge"><svg class="chart" viewBox="0 0 60 8" width="60" height="8" aria-hidden="true">'
         '<rect class="track" x="0" y="0" width="60" height="8"/>{}</svg> <span class="number">{}</span></span>'
-    ).format(bar, text)
+    ).format(bar, draw.said(text))
 
 
 def clock(at: float) -> str:

@@ -11,6 +11,8 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
+from scheduler.reports.harmless import plain as harmless
+
 WIDTH: Final = 720
 """Of a drawing, in its own units; on the page it takes the room there is."""
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]*")
@@ -28,11 +30,11 @@ class Table:
 
     def markup(self, title: str) -> Markup:
         """Folded, for whoever does not see the drawing or wants it exact."""
-        head = join(Markup('<th scope="col">{}</th>').format(text) for text in self.headings)
+        head = join(Markup('<th scope="col">{}</th>').format(said(text)) for text in self.headings)
         body = join(
             Markup("<tr>{}</tr>\n").format(
                 join(
-                    Markup('<td class="number">{}</td>' if n in self.numbers else "<td>{}</td>").format(text)
+                    Markup('<td class="number">{}</td>' if n in self.numbers else "<td>{}</td>").format(said(text))
                     for n, text in enumerate(row)
                 )
             )
@@ -42,7 +44,7 @@ class Table:
             '<details class="chart-table"><summary>The numbers as a table</summary>'
             '<div class="wide" role="group" tabindex="0" aria-label="{}"><table>\n'
             "<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody></table></div></details>"
-        ).format(title, head, body)
+        ).format(said(title), head, body)
 
 
 def figure(
@@ -56,15 +58,15 @@ def figure(
     links: bool = False,
 ) -> Markup:
     """links: the marks can be followed, which what counts as one image could not have."""
-    marks = [Markup('<li><i class="swatch {}"></i>{}</li>').format(colour(kind), text) for kind, text in legend]
+    marks = [Markup('<li><i class="swatch {}"></i>{}</li>').format(colour(kind), said(text)) for kind, text in legend]
     return Markup(
         '<figure class="chart">\n<figcaption id="{name}-title">{title}{notes}</figcaption>\n'
         '<svg class="chart" role="{role}" aria-labelledby="{name}-title" viewBox="0 0 {width} {height}">\n'
         "{parts}</svg>\n{legend}{table}\n</figure>\n"
     ).format(
         name=plain(name),
-        title=title,
-        notes=Markup(' <small class="faint">{}</small>').format("; ".join(notes)) if notes else "",
+        title=said(title),
+        notes=Markup(' <small class="faint">{}</small>').format(said("; ".join(notes))) if notes else "",
         role="group" if links else "img",
         width=WIDTH,
         height=short(height),
@@ -77,7 +79,7 @@ def figure(
 def rect(box: tuple[float, float, float, float], kind: str, words: str = "") -> Markup:
     """words: what it says when it is pointed at. kind: its colour."""
     x, y, width, height = (short(one) for one in box)
-    inside = Markup("<title>{}</title>").format(words) if words else ""
+    inside = Markup("<title>{}</title>").format(said(words)) if words else ""
     return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>\n').format(
         colour(kind), x, y, width, height, inside
     )
@@ -87,12 +89,14 @@ def diamond(x: float, y: float, kind: str, words: str) -> Markup:
     """A mark around a point."""
     corners = [(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y)]
     path = " ".join(f"{short(across)},{short(down)}" for across, down in corners)
-    return Markup('<polygon class="{}" points="{}"><title>{}</title></polygon>\n').format(colour(kind), path, words)
+    return Markup('<polygon class="{}" points="{}"><title>{}</title></polygon>\n').format(
+        colour(kind), path, said(words)
+    )
 
 
 def line(x: float, y: float, to_x: float, to_y: float, kind: str, words: str = "") -> Markup:
     """A straight one."""
-    inside = Markup("<title>{}</title>").format(words) if words else ""
+    inside = Markup("<title>{}</title>").format(said(words)) if words else ""
     return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}">{}</line>\n').format(
         colour(kind), short(x), short(y), short(to_x), short(to_y), inside
     )
@@ -100,19 +104,19 @@ def line(x: float, y: float, to_x: float, to_y: float, kind: str, words: str = "
 
 def text(x: float, y: float, words: str, kinds: str) -> Markup:
     """Words in the drawing. kinds: classes, of ours."""
-    return Markup('<text class="{}" x="{}" y="{}">{}</text>\n').format(kinds, short(x), short(y), words)
+    return Markup('<text class="{}" x="{}" y="{}">{}</text>\n').format(kinds, short(x), short(y), said(words))
 
 
 def linked(mark: Markup, href: str, words: str) -> Markup:
     """Not among the stops of the tab key: the table has the same links in order."""
     if not within_site(href):
         return mark
-    return Markup('<a href="{}" tabindex="-1" aria-label="{}">{}</a>\n').format(href, words, mark)
+    return Markup('<a href="{}" tabindex="-1" aria-label="{}">{}</a>\n').format(href, said(words), mark)
 
 
 def link(href: str, words: str) -> Markup:
     """The words, followed where the address is one of ours."""
-    return Markup('<a href="{}">{}</a>').format(href, words) if within_site(href) else escape(words)
+    return Markup('<a href="{}">{}</a>').format(href, said(words)) if within_site(href) else said(words)
 
 
 def within_site(href: str) -> bool:
@@ -140,6 +144,11 @@ def spoken(kind: str) -> str:
 def short(value: float) -> str:
     """A coordinate: a tenth of a unit is finer than any screen."""
     return f"{value:.1f}".removesuffix(".0")
+
+
+def said(text: str) -> Markup:
+    """A text as text, with every control and direction character written out; what this module made stays."""
+    return text if isinstance(text, Markup) else escape(harmless(text))
 
 
 def join(parts: Iterable[Markup]) -> Markup:
