@@ -169,6 +169,8 @@ class _Preparation:
         }
         if names := sorted(set(self.task.environment.setup_secrets)):
             parts["setup_secrets"] = names  # and not their values: they come and go, and setup is the same
+        if words := sorted(set(self.task.environment.cache_keys)):
+            parts["cache_keys"] = words
         return digest(canonical(parts))
 
     def _build(self, workspace: Workspace, key: str, image_id: str, wanted: Mapping[str, Any]) -> _Built:

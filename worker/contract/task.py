@@ -19,6 +19,8 @@ from worker.contract.frozen import later as later
 from worker.contract.guards import Guards
 from worker.contract.notify import Notify
 from worker.contract.secret_name import SecretNames
+from worker.contract.surroundings import AUTO
+from worker.contract.surroundings import Environment as Environment
 from worker.contract.waves import WEIGHT_MAX, Breaker, Waves
 from worker.contract.window import Window
 from worker.contract.zones import Moment
@@ -120,6 +122,7 @@ def version_of(fields: Mapping[str, Any]) -> int:
         any(check.junit for check in fields.get("checks", ()))
         or any(tool.secrets for tool in fields.get("tools", ()))
         or environment != Environment(image=environment.image, setup=environment.setup)
+        or environment.image == AUTO
     )
     return max([3 if locked or within else 1, *(version for version, added in ADDED.items() if said & added)])
 
@@ -153,32 +156,6 @@ class Repo(Frozen):
         if self.path and (self.path.startswith("/") or ".." in parts or "" in parts or "." in parts):
             raise ValueError(f"path {self.path!r} must be a plain relative folder")
         return self
-
-
-class Environment(Frozen):
-    """image: a name of sandbox_images/images.toml or any image the engine can run. setup: a script run as
-    root with network, once, in preparation. network: of the agent's commands and of checks (full: the engine's
-    bridge). resetup: whether setup is run anew before the checks of a patch that changes a list of dependencies.
-    setup_secrets: NAMES of what setup finds as files `/run/secrets/<NAME>`; none of them may stay in image, work tree
-    or HOME."""
-
-    image: str = "python"
-    setup: str | None = None
-    network: Literal["none", "full"] = later("none")
-    resetup: Literal["never", "on_change"] = later("never")
-    setup_secrets: SecretNames = later(())
-
-    @model_validator(mode="after")
-    def _only_for_setup(self) -> Environment:
-        if self.setup_secrets and self.setup is None:
-            raise ValueError("setup_secrets are for setup, and there is none")
-        if self.setup_secrets and self.resetup == "on_change":
-            raise ValueError("setup_secrets cannot go with `resetup: on_change`, which runs what an agent wrote")
-        return self
-
-    @property
-    def networked(self) -> bool:
-        return self.network == "full"
 
 
 class Check(Frozen):
