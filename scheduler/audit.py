@@ -39,7 +39,7 @@ class Act:
 
 def audit_of(archive: Archive, view: View) -> list[Act]:
     """Every act of a person on the run, and every question to one, oldest first. Raises as Journal.read does."""
-    acts = [act for record, _ in Journal(archive, view.task.run).read() for act in _acts(record)]
+    acts = [act for record, _ in Journal(archive, view.task.run).read() for act in acts_of(record)]
     if view.run.sealed is None:
         mail = read_mail(archive, view.run, view.task.batch)
         acts += [_steered(steered, None) for steered in mail.steered()]
@@ -58,7 +58,8 @@ def _beside(at: str, who: str, did: str, what: str) -> Act:
     return Act(at, who, did, what, None, beside=True)
 
 
-def _acts(record: Record) -> Iterator[Act]:
+def acts_of(record: Record) -> Iterator[Act]:
+    """What of it a person did, or the run asked of one, or how it ended."""
     match record.event:
         case Submitted() as event:
             yield Act(record.at, event.by, "submitted", f"fork of {event.parent}" if event.parent else "", record.seq)
