@@ -29,6 +29,7 @@ pytest_plugins = [
     "own_models",
     "repositories",
     "runs_made",
+    "webs",
     "sandboxes",
     "preparation",
     "nights",

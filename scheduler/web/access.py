@@ -60,8 +60,8 @@ class Access:
 
     def session(self, visitor: Visitor) -> str:
         """The cookie that a visitor carries from now on."""
-        told = {"name": visitor.name, "role": visitor.role, "id": secrets.token_urlsafe(16)}
-        return self._signed("session", told, SESSION_S)
+        id = secrets.token_urlsafe(16)
+        return self._signed("session", {"name": visitor.name, "role": visitor.role, "id": id}, SESSION_S)
 
     def visitor(self, cookie: str, headers: Mapping[str, str]) -> Visitor | None:
         """Who asks; None for nobody that is known. headers: with names in lower case."""
@@ -93,8 +93,9 @@ class Access:
     def _bound(self, visitor: Visitor, cookie: str) -> str:
         return self._mac(f"{visitor.name}\n{visitor.role}\n{cookie}".encode())
 
-    def _signed(self, kind: str, told: dict[str, str], lives_s: float) -> str:
-        body = base64.urlsafe_b64encode(json.dumps({**told, "kind": kind, "until": self.now_s() + lives_s}).encode())
+    def _signed(self, kind: str, told: dict[str, object], lives_s: float) -> str:
+        told = {**told, "kind": kind, "until": self.now_s() + lives_s}
+        body = base64.urlsafe_b64encode(json.dumps(told).encode()).rstrip(b"=")  # which a cookie would have to quote
         return f"{body.decode()}.{self._mac(body)}"
 
     def _read(self, kind: str, text: str) -> dict[str, object] | None:
@@ -102,7 +103,7 @@ class Access:
         if not mac.isascii() or not body.isascii() or not hmac.compare_digest(mac, self._mac(body.encode())):
             return None
         try:
-            told = json.loads(base64.urlsafe_b64decode(body))
+            told = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
         except (ValueError, binascii.Error):
             return None
         fresh = isinstance(told, dict) and told.get("kind") == kind and told.get("until", 0) > self.now_s()
