@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -36,6 +36,8 @@ from worker.contract.redact import without_passwords
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+    Endpoint = Callable[[Request], Awaitable[Response]]
 
 ASSETS: Final = {
     "style.css": "text/css",
@@ -77,7 +79,7 @@ def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> St
     return app
 
 
-def _endpoint(site: Site, way: Way):  # type: ignore[no-untyped-def]
+def _endpoint(site: Site, way: Way) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         visitor = _visitor(site, request)
         if visitor is None:
@@ -178,7 +180,7 @@ def _sign_in(site: Site, request: Request, status: int, said: str) -> Response:
     return Response(render.html(page, Around(here="/enter", live=False)), status, media_type="text/html")
 
 
-def _enter(site: Site):  # type: ignore[no-untyped-def]
+def _enter(site: Site) -> Endpoint:
     async def enter(request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=4) if request.method == "POST" else request.query_params
         token, to = str(form.get("token", "")), str(form.get("to", "/"))
@@ -211,7 +213,7 @@ async def _asset(request: Request) -> Response:
     return Response(data, media_type=ASSETS[name], headers={"cache-control": "public, max-age=300"})
 
 
-def _not_ours(site: Site):  # type: ignore[no-untyped-def]
+def _not_ours(site: Site) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         visitor = _visitor(site, request)
