@@ -195,7 +195,7 @@ def test_a_proxy_is_believed_only_where_that_is_switched_on(archive: Archive) ->
         archive, access=Access(b"k" * 32, identity_header="X-Forwarded-User", reviewers=frozenset({"rosa"}))
     )
     assert TestClient(create(plain_site, {HOST}), base_url=ORIGIN).get("/", headers=headers).status_code == 401
-    told = TestClient(create(behind, {HOST}), base_url=ORIGIN).get("/", headers=headers)
+    told = TestClient(create(behind, {HOST}), base_url=ORIGIN, client=("127.0.0.1", 5_000)).get("/", headers=headers)
     assert "rosa, reviewer" in told.text
 
 

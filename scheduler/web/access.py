@@ -1,5 +1,5 @@
-"""Owns who may see the pages and who may decide on them: tokens, signed cookies, and the form's own token. Refuses to
-store who visited: a session is a signed cookie and nothing else.
+"""Owns who may see the pages and who may decide on them: tokens, signed cookies, the form's own token, and what a
+visitor has opened. Refuses to store who visited: all of it is signed, and kept by their browser.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any, Final
 
 from scheduler.web.page import Role, Visitor
 
@@ -23,6 +24,11 @@ FORM_S: Final = 12 * 3_600.0
 """A page that was loaded a working day ago shows what was asked then; it must be loaded again to decide."""
 SAID_S: Final = 60.0
 TOKEN_BYTES: Final = 32
+OPENED_S: Final = 12 * 3_600.0
+"""What was opened counts for a working day, as a form does."""
+OPENED_MAX: Final = 150
+"""Things that a visitor has opened last: a browser keeps 4,096 bytes of a cookie."""
+LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,13 @@ class Token:
 class Access:
     """key: signs sessions, forms and messages; whoever has it is everybody. tokens: who may sign in. identity_header:
     the header in which a reverse proxy that this deployment trusts names its user, "" for none: then nobody is
-    believed. reviewers: of those users the ones that decide."""
+    believed. reviewers: of those users the ones that decide. proxies: where from it is believed."""
 
     key: bytes
     tokens: tuple[Token, ...] = ()
     identity_header: str = ""
     reviewers: frozenset[str] = frozenset()
+    proxies: tuple[IPv4Network | IPv6Network, ...] = LOOPBACK
     now_s: Callable[[], float] = time.time
 
     def cookie(self, kind: str) -> str:
@@ -63,9 +70,10 @@ class Access:
         id = secrets.token_urlsafe(16)
         return self._signed("session", {"name": visitor.name, "role": visitor.role, "id": id}, SESSION_S)
 
-    def visitor(self, cookie: str, headers: Mapping[str, str]) -> Visitor | None:
-        """Who asks; None for nobody that is known. headers: with names in lower case."""
-        if self.identity_header:
+    def visitor(self, cookie: str, headers: Mapping[str, str], peer: str = "") -> Visitor | None:
+        """Who asks; None for nobody that is known. headers: with names in lower case. peer: the address that the
+        request came from."""
+        if self.identity_header and self._is_proxy(peer):
             name = headers.get(self.identity_header.lower(), "").strip()
             if name and name.isprintable() and len(name) <= 200:
                 return Visitor(name, "reviewer" if name in self.reviewers else "viewer")
@@ -89,6 +97,34 @@ class Access:
     def said(self, cookie: str) -> str:
         told = self._read("said", cookie)
         return "" if told is None else str(told.get("text", ""))
+
+    def seal(self, kind: str, told: Mapping[str, Any], lives_s: float) -> str:
+        """Small data for a form, a cookie or an address, which only this server can have written. kind: what it is
+        for; what was sealed for something else does not count. Seconds."""
+        return self._signed(f"sealed {kind}", dict(told), lives_s)
+
+    def unseal(self, kind: str, text: str) -> Mapping[str, Any] | None:
+        """What was sealed; None when it is too old, for something else, or not ours."""
+        return self._read(f"sealed {kind}", text)
+
+    def opened(self, visitor: Visitor, cookie: str) -> tuple[str, ...]:
+        """What this visitor has opened, the last one last."""
+        told = self.unseal("opened", cookie)
+        if told is None or told.get("by") != visitor.name or not isinstance(told.get("of"), list):
+            return ()
+        return tuple(map(str, told["of"]))
+
+    def with_opened(self, visitor: Visitor, before: Collection[str], name: str) -> str:
+        """The cookie that says it of one thing more."""
+        of = [*(one for one in before if one != name), name][-OPENED_MAX:]
+        return self.seal("opened", {"by": visitor.name, "of": of}, OPENED_S)
+
+    def _is_proxy(self, peer: str) -> bool:
+        try:
+            address = ip_address(peer)
+        except ValueError:
+            return False
+        return any(address in network for network in self.proxies if network.version == address.version)
 
     def _bound(self, visitor: Visitor, cookie: str) -> str:
         return self._mac(f"{visitor.name}\n{visitor.role}\n{cookie}".encode())

@@ -85,7 +85,8 @@ def _endpoint(site: Site, way: Way) -> Endpoint:
         if visitor is None:
             return _sign_in(site, request, 401, "")
         if not way.changes:
-            asked = Asked(way.pattern, request.path_params, visitor, dict(request.query_params))
+            query = dict(request.query_params)
+            asked = Asked(way.pattern, request.path_params, visitor, query, opened=_opened(site, visitor, request))
             return await _answered(site, way, asked, request)
         form = await request.form(max_files=0, max_fields=FIELDS_MAX)
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
@@ -93,7 +94,8 @@ def _endpoint(site: Site, way: Way) -> Endpoint:
         if refused is not None:
             return _shown(site, request, visitor, _problem(403, *refused))
         many = {f"{name}[]": "\n".join(map(str, form.getlist(name))) for name in fields}
-        asked = Asked(way.pattern, request.path_params, visitor, dict(request.query_params), {**many, **fields})
+        query, opened = dict(request.query_params), _opened(site, visitor, request)
+        asked = Asked(way.pattern, request.path_params, visitor, query, {**many, **fields}, opened)
         return await _answered(site, way, asked, request)
 
     return endpoint
@@ -139,6 +141,9 @@ def _shown(site: Site, request: Request, visitor: Visitor, page: Page) -> Respon
     response = Response(render.html(page, around), page.status, media_type="text/html")
     if said:
         response.delete_cookie(site.access.cookie("said"), path="/", httponly=True, samesite="lax")
+    if page.opened and request.method == "GET":
+        seen = site.access.with_opened(visitor, _opened(site, visitor, request), page.opened)
+        response.set_cookie(site.access.cookie("opened"), seen, httponly=True, samesite="lax", path="/")
     return response
 
 
@@ -164,8 +169,14 @@ def _problem(status: int, message: str, hint: str = "") -> Page:
 
 
 def _visitor(site: Site, request: Request) -> Visitor | None:
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    return site.access.visitor(_session(site, request), headers)
+    names = [name.lower() for name in request.headers]
+    # Of a header that stands there twice nobody knows which one the proxy wrote.
+    headers = {name.lower(): value for name, value in request.headers.items() if names.count(name.lower()) == 1}
+    return site.access.visitor(_session(site, request), headers, request.client.host if request.client else "")
+
+
+def _opened(site: Site, visitor: Visitor, request: Request) -> tuple[str, ...]:
+    return site.access.opened(visitor, request.cookies.get(site.access.cookie("opened"), ""))
 
 
 def _session(site: Site, request: Request) -> str:

@@ -41,13 +41,14 @@ class Visitor:
 @dataclass(frozen=True)
 class Asked:
     """One request. way: the pattern that took it. path: what its places were. query: of each name the last value.
-    form: the fields of a POST, "" for what is missing."""
+    form: the fields of a POST, "" for what is missing. opened: what this visitor has opened (Page.opened)."""
 
     way: str
     path: Mapping[str, str]
     visitor: Visitor
     query: Mapping[str, str] = field(default_factory=dict)
     form: Mapping[str, str] = field(default_factory=dict)
+    opened: tuple[str, ...] = ()
 
     def page(self) -> int:
         """The number of the page of a table, from 1."""
@@ -70,7 +71,8 @@ class Asked:
 class Page:
     """A page to show. template: of templates/. data: what it shows, the same that its JSON twin says: dataclasses,
     models, plain values. command: what prints the same in a terminal. follows: `run:<id>` or `batch:<id>` whose news
-    make it old, "" for none. tabs: the name of the tab it is, where it is one of several."""
+    make it old, "" for none. tabs: the name of the tab it is, where it is one of several. opened: the name of what
+    its visitor has seen with it, for a change that wants proof; "" for nothing."""
 
     template: str
     title: str
@@ -79,6 +81,7 @@ class Page:
     follows: str = ""
     tab: str = ""
     status: int = 200
+    opened: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker.contract.task import USD_MAX, Frozen, Limits
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 ProgramName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+
+
+def _words(value: object) -> object:
+    """`a, b` as its words."""
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+"""Words between commas or blanks."""
+HeaderName = Annotated[str, Field(pattern=r"^([A-Za-z0-9-]+)?$", max_length=100)]
 
 
 def _state_dir() -> Path:
@@ -56,6 +66,11 @@ class Settings(BaseSettings):
     day_budget_usd: what all runs of the deployment may spend on models in one day (UTC); None for no bound.
     prices: a file of prices that go before the table we bring (worker/models/prices.py).
     deliver: workers also take the lane `deliver`: for those that hold the tokens of forges, as `DAWN_SECRET_<NAME>`.
+    web_host, web_port: where `dawn web` and `dawn up` answer browsers; 0 is any free port.
+    web_hosts: other names that browsers call the pages by, with the port where it is not the usual one. web_tokens: a
+    file of lines `name viewer|reviewer token` (scheduler/web/tokens.py). web_identity_header: the header in which a
+    reverse proxy names who signed in there, "" to believe none; web_reviewers: which of these decide; web_proxies:
+    addresses or networks that it is believed from, none for this machine.
     reports_dir: where the scheduler puts the files that `notify` of manifests asks for; None for
     `<state_dir>/reports`.
     """
@@ -113,6 +128,14 @@ class Settings(BaseSettings):
 
     before_call: str | None = None
     before_call_timeout_s: Seconds = 10
+
+    web_host: str = "127.0.0.1"
+    web_port: Annotated[int, Field(ge=0, le=65535)] = 8420
+    web_hosts: Words = ()
+    web_tokens: Path | None = None
+    web_identity_header: HeaderName = ""
+    web_reviewers: Words = ()
+    web_proxies: Words = ()
 
     @property
     def archive_url(self) -> str:
