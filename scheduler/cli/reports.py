@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scheduler.cli import terminal
+
+if TYPE_CHECKING:
+    from worker.store.archive import Archive
 
 COMPARED = 8
 """Runs side by side: a terminal is not wider."""
@@ -22,6 +25,9 @@ def register(app: typer.Typer) -> None:
 def report(
     batch: Annotated[str, typer.Argument(metavar="BATCH", help="A batch's id, or its first letters.")],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there, as one HTML file.")] = None,
+    static: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write its pages there, as files to open from disk.")
+    ] = None,
     store: Annotated[bool, typer.Option("--store", help="Keep it in the archive, under the next number.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte first, as `dawn verify` does.")] = False,
     json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
@@ -30,14 +36,22 @@ def report(
 
     Then what needs a person, what was delivered, failures that are alike, and what changed since the night before.
     It is Markdown. A running scheduler keeps one in the archive by itself when the batch ends or stands still.
+    --static makes a folder of all pages of the batch and its runs instead, which needs no server and no script; a
+    folder that it made before is replaced.
     """
     from scheduler import runs
     from scheduler.cli import edge
     from scheduler.reports import kept, pages
+    from worker.contract.errors import UsageFault
 
     where = edge.settings()
     archive = edge.archive(where)
     name = runs.find_newest(archive, batch, kinds=("batch",)).id
+    if static is not None:
+        if store or verify or html is not None:
+            raise UsageFault("--static stands alone", hint=f"dawn report {batch} --static {static}")
+        _static(archive, name, static, json)
+        return
     made = kept.gather(archive, name, at=edge.stamp(), day=edge.spent_today(where), verify=verify)
     if store:
         stored = kept.store(archive, made)
@@ -51,6 +65,28 @@ def report(
         terminal.emit(pages.markdown(made).rstrip("\n"))
     if made.counts.get("damaged") or made.chain == "damaged":
         raise typer.Exit(11)
+
+
+def _static(archive: Archive, batch: str, place: Path, json: bool) -> None:
+    import secrets
+    from dataclasses import asdict
+
+    from scheduler.web.access import Access
+    from scheduler.web.render import size
+    from scheduler.web.seen import Seen
+    from scheduler.web.site import Site
+    from scheduler.web.static import Folder
+
+    done = Folder(Site(archive, Seen(archive), Access(secrets.token_bytes(32))), batch).write(place)
+    first = place.resolve() / "index.html"
+    if json:
+        terminal.emit_json("dawn.static/1", archive=archive.url, file=str(first), **asdict(done))
+        return
+    terminal.emit(str(first))
+    terminal.say(f"{done.pages:,} pages, {size(done.bytes)}, as of now; open {first.as_uri()}")
+    if done.left_out:
+        rest = f", and {len(done.left_out) - 1} more named in left-out.html" if done.left_out[1:] else ""
+        terminal.say(f"note: not all has room; the rest is in `{done.left_out[0]}`{rest}")
 
 
 def compare(

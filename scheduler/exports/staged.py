@@ -44,6 +44,34 @@ def folder(place: Path, files: Iterable[tuple[str, bytes]]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextmanager
+def tree(place: Path, mark: str, content: str) -> Iterator[Path]:
+    """A folder to fill inside the block. At its end it holds a file called mark and stands at its place, where an
+    earlier one with that mark may have stood, which goes as a whole. Raises UsageFault where something else is."""
+    place = place.resolve()
+    if place.exists() and not (place.is_dir() and ((place / mark).is_file() or not any(place.iterdir()))):
+        raise UsageFault(
+            f"{place} holds something else",
+            hint="name a folder that is not there, an empty one, or one that this made",
+        )
+    aside, before = _aside(place), _aside(place)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        (aside / mark).write_text(content, encoding="utf-8")
+        if place.exists():
+            place.rename(before)
+        try:
+            aside.rename(place)
+        except OSError:
+            if before.exists():
+                before.rename(place)
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(before, ignore_errors=True)
+
+
 def tarball(files: Iterable[tuple[str, bytes]], out: IO[bytes]) -> None:
     """The same files as a tar, byte for byte the same for the same files."""
     for name, content in files:
