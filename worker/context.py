@@ -30,6 +30,7 @@ from worker.contract.events import (
     Verdict,
 )
 from worker.contract.matrix import named_lines
+from worker.contract.nudges import REPEAT_NUDGES
 from worker.contract.run import FAILED_VERDICTS, Run
 from worker.contract.task import Task
 from worker.models.protocol import (
@@ -42,10 +43,6 @@ from worker.models.protocol import (
     UserMessage,
 )
 from worker.prompts import text
-
-REPEAT_NUDGES = (3, 5, 8)
-"""How often the same call must have had the same result, or the files have gone back and forth, before the model is
-told (plan, section 6)."""
 
 COMMAND_TAIL_CHARS = 4_000
 """Shown of what a command before the model's turn wrote; read_output has all of it."""

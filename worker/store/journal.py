@@ -36,6 +36,7 @@ from worker.store import keys, rollup
 from worker.store.archive import Archive
 from worker.store.content import content_chunks, get_content, put_content
 from worker.store.evidence import Tally, evidence_problems
+from worker.store.skim import Parse, parsed_line
 
 READERS = 8
 """Segments fetched at the same time, which hides an object store's round trips."""
@@ -70,15 +71,19 @@ class Journal:
         self.run = run
         self._archive = archive
 
-    def submit(self, task: Task, by: str, at: str, then: Sequence[Event] = ()) -> bool:
+    def submit(
+        self, task: Task, by: str, at: str, then: Sequence[Event] = (), *,
+        opening: Sequence[Event] = (), waits: bool = False,
+    ) -> bool:  # fmt: skip
         """Write task.json, the open marker and segment 0, or what of them is missing; True when segment 0 is ours.
 
-        then: what follows in segment 0. A run that ends there is nobody's to work on, and has no marker.
+        then: what follows in segment 0. A run that ends there is nobody's to work on, and has no marker. opening: its
+        first lines, by default one. waits: segment 0 is written later; True then when the marker is ours.
         Segment 0 of a fork is made of the parent's journal, which is read before anything is written. Raises
         ConflictFault when another task stands under this run id, InvalidFault when the copy is over SEGMENT_BYTES.
         """
         data = canonical(task.model_dump(mode="json"))
-        opening: list[Event] = [Submitted(by=by)]
+        opening = opening or [Submitted(by=by)]
         if task.fork is not None:
             opening = inherited(Journal(self._archive, task.fork.run).read(), task.fork, by)
             _within(sum(len(canonical(event.model_dump(mode="json"))) + RECORD_BYTES for event in opening), 0)
@@ -86,12 +91,13 @@ class Journal:
             raise ConflictFault(f"run {self.run} exists already with another task", hint="submit under another key")
         if self._archive.size(keys.segment(self.run, 0)) is not None:
             return False  # the marker came before segment 0, and may be gone because the run is sealed
-        opening += then
         ends = any(isinstance(event, Sealed) for event in then)
         if not ends and not keys.is_delegate(self.run):  # nobody rings a delegate: it is worked on with its run
-            self._archive.create(keys.open_marker(self.run), b"")
+            ours = self._archive.create(keys.open_marker(self.run), b"")
+            if waits:
+                return ours
         try:
-            self.append(Run(id=self.run), opening, attempt=None, at=at)
+            self.append(Run(id=self.run), [*opening, *then], attempt=None, at=at)
         except AppendConflict:
             return False
         return True
@@ -105,15 +111,16 @@ class Journal:
             _refuse_newer(data, TASK_VERSION, keys.task(self.run))
             raise IntegrityFault(f"{keys.task(self.run)} is not a task: {_first(error)}") from error
 
-    def read(self, after: int = -1, *, prev: str | None = None) -> Iterator[Line]:
+    def read(self, after: int = -1, *, prev: str | None = None, parse: Parse = parsed_line) -> Iterator[Line]:
         """The records of all segments numbered above `after`, oldest first, each proven to continue the chain.
 
-        prev: hash of the last line of segment `after`, when the caller knows it (a folded Run does). A segment that
-        cannot be read raises IntegrityFault, unless the journal ends with the seal that names it: then that is next.
+        prev: hash of the last line of segment `after`, when the caller knows it (a folded Run does). parse: whoever
+        only looks gives skim.skimmed. A segment that cannot be read raises IntegrityFault, unless the journal ends
+        with the seal that names it: then that is next.
         """
         if prev is None:
             prev = digest(self._task_bytes()) if after < 0 else self._segment(after, None)[-1][1]
-        for lines in rollup.read(self._archive, self.run, after, prev):
+        for lines in rollup.read(self._archive, self.run, after, prev, parse):
             after, prev = lines[-1][0].seq, lines[-1][1]
             yield from lines
         seq = after
@@ -122,7 +129,7 @@ class Journal:
             try:
                 if key != keys.segment(self.run, seq):
                     raise IntegrityFault(f"{keys.segment(self.run, seq)} is missing, {key} comes instead")
-                lines = _parse(key, data, self.run, seq, prev)
+                lines = _parse(key, data, self.run, seq, prev, parse)
             except IntegrityFault:
                 seal = self._seal_over(seq, prev)
                 if seal is None:
@@ -344,7 +351,7 @@ class Journal:
                 head = list(islice(found, READ_AHEAD))
 
 
-def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[Line]:
+def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None, parse: Parse = parsed_line) -> list[Line]:
     """The records of one segment; prev None skips the link to the line before."""
     if not data.endswith(b"\n"):
         raise IntegrityFault(f"{key} is torn: its last line has no end")
@@ -352,7 +359,7 @@ def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[
     for number, text in enumerate(data[:-1].split(b"\n"), start=1):
         where = f"{key} line {number}"
         try:
-            record = Record.parse(text)
+            record, line_hash = parse(text)
         except ValueError as error:
             _refuse_newer(text, JOURNAL_VERSION, where)
             raise IntegrityFault(f"{where} is not a record: {_first(error)}") from error
@@ -361,7 +368,7 @@ def _parse(key: str, data: bytes, run: str, seq: int, prev: str | None) -> list[
         if prev is not None and record.prev != prev:
             begins = f", which begins at {keys.task(run)}" if seq == 0 and number == 1 else ""
             raise IntegrityFault(f"{where} does not continue the chain{begins}")
-        prev = digest(text)
+        prev = line_hash
         lines.append((record, prev))
     return lines
 

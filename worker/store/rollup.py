@@ -14,6 +14,7 @@ from worker.contract.events import Record, digest
 from worker.contract.fork import Line
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.skim import Parse, parsed_line
 
 SPAN: Final = 256
 BYTES: Final = 64 * 2**20
@@ -30,9 +31,9 @@ def write(archive: Archive, run: str, records: Sequence[Record]) -> None:
         archive.overwrite(keys.rollup(run, records[0].seq), data)
 
 
-def read(archive: Archive, run: str, after: int, prev: str) -> Iterator[list[Line]]:
+def read(archive: Archive, run: str, after: int, prev: str, parse: Parse = parsed_line) -> Iterator[list[Line]]:
     """The records of each SPAN of segments above `after` as long as there is a sound roll-up of it. prev: hash of the
-    line before. Raises StoreFault."""
+    line before. parse: as in Journal.read. Raises StoreFault."""
     first = after + 1
     if first % SPAN:
         return
@@ -48,7 +49,7 @@ def read(archive: Archive, run: str, after: int, prev: str) -> Iterator[list[Lin
                 pool.map(lambda start: _fetch(archive, run, start), starts[at : at + AHEAD]),
                 strict=False,
             ):
-                lines = _proven(data, last, run, start, prev)
+                lines = _proven(data, last, run, start, prev, parse)
                 if lines is None:
                     return
                 prev = lines[-1][1]
@@ -64,18 +65,18 @@ def _fetch(archive: Archive, run: str, start: int) -> tuple[bytes, bytes]:
         return b"", b""
 
 
-def _proven(data: bytes, last: bytes, run: str, start: int, prev: str) -> list[Line] | None:
+def _proven(data: bytes, last: bytes, run: str, start: int, prev: str, parse: Parse) -> list[Line] | None:
     lines: list[Line] = []
     seq = start - 1
     for text in data.split(b"\n")[:-1]:
         try:
-            record = Record.parse(text)
+            record, line_hash = parse(text)
         except ValueError:
             return None
         follows = record.seq == seq + 1 or (record.seq == seq and lines)
         if record.run != run or record.prev != prev or not follows:
             return None
-        seq, prev = record.seq, digest(text)
+        seq, prev = record.seq, line_hash
         lines.append((record, prev))
     complete = seq == start + SPAN - 1 and last.endswith(b"\n")
     return lines if complete and digest(last[:-1].rpartition(b"\n")[2]) == prev else None
