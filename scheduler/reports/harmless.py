@@ -14,6 +14,8 @@ _DIRECTING: Final = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\
 
 def plain(text: str, *, lines: bool = False) -> str:
     """The text with every control and direction character written out (`\\x1b`); lines keeps newlines and tabs."""
+    if text.isprintable():  # then nothing in it controls or directs, and nearly all text is
+        return text
     kept = "\n\t" if lines else ""
     return "".join(letter if letter in kept or _harmless(letter) else _written(letter) for letter in text)
 

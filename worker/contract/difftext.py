@@ -39,7 +39,7 @@ def files_of(patch: bytes) -> list[FileDiff]:
     lines = iter(patch.split(b"\n"))
     for line in lines:
         if line.startswith(b"diff --git "):
-            path = _same_name(line.removeprefix(b"diff --git "))
+            path = same_name(line.removeprefix(b"diff --git "))
             files.append(FileDiff(path, path))
         elif not files:
             continue
@@ -49,9 +49,9 @@ def files_of(patch: bytes) -> list[FileDiff]:
             files[-1].status = "deleted"
         elif line.startswith(b"rename from "):
             files[-1].status = "renamed"
-            files[-1].before = _name(line.removeprefix(b"rename from "))
+            files[-1].before = name_said(line.removeprefix(b"rename from "))
         elif line.startswith(b"rename to "):
-            files[-1].path = _name(line.removeprefix(b"rename to "))
+            files[-1].path = name_said(line.removeprefix(b"rename to "))
         elif hunk := _HUNK.match(line):
             counts = [1 if number is None else int(number) for number in hunk.groups()]
             files[-1].hunks.append(_hunk(lines, *counts))
@@ -81,12 +81,12 @@ def _hunk(lines: Iterator[bytes], before: int, after: int) -> list[Line]:
     return hunk
 
 
-def _same_name(rest: bytes) -> str:
+def same_name(rest: bytes) -> str:
     """The path of `a/path b/path`, whose halves are alike; of a rename two other lines say more."""
-    return _name(rest[: len(rest) // 2]).removeprefix("a/")
+    return name_said(rest[: len(rest) // 2]).removeprefix("a/")
 
 
-def _name(quoted: bytes) -> str:
+def name_said(quoted: bytes) -> str:
     """A path as git writes it: in quotes where it holds what a line could not."""
     if quoted.startswith(b'"') and quoted.endswith(b'"') and len(quoted) > 1:
         quoted = _ESCAPE.sub(_unescaped, quoted[1:-1])
@@ -95,4 +95,4 @@ def _name(quoted: bytes) -> str:
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
     said = match[1]
-    return bytes([int(said, 8) & 0xFF]) if said.isdigit() else _NAMED.get(said, said)
+    return bytes([int(said, 8) & 0xFF]) if len(said) == 3 else _NAMED.get(said, said)
