@@ -68,3 +68,11 @@ ensure_engine() {
     sleep 0.5
   done
 }
+
+# A Chromium for the tests of the pages: DAWN_TEST_CHROMIUM names one, else it is installed as root on Debian and
+# Ubuntu. Without one those tests are skipped, and say why.
+ensure_chromium() {
+  [ -z "${DAWN_TEST_CHROMIUM:-}" ] || return 0
+  command -v chromium >/dev/null 2>&1 || apt_install chromium \
+    || say "no Chromium here: tests of the pages in a browser are skipped (name one with DAWN_TEST_CHROMIUM)"
+}

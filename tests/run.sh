@@ -5,6 +5,7 @@ cd "$root"
 select=(-m "not full")
 if [ "${1:-}" = --full ]; then select=(); shift; fi
 ensure_engine
+ensure_chromium
 install_venv dev
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
