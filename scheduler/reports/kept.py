@@ -75,13 +75,20 @@ def store(archive: Archive, report: Morning) -> Stored:
 
 def latest(archive: Archive, batch: str) -> tuple[int, Morning | None]:
     """The last report and its number, -1 for none; None for one that cannot be read. Raises StoreFault."""
-    n = max((int(name) for name in archive.folders(keys.batch_reports_folder(batch)) if name.isdecimal()), default=-1)
+    n = last_number(archive, batch)
     if n < 0:
         return n, None
     try:
         return n, read(archive, batch, n)
     except (IntegrityFault, NotFoundFault):
         return n, None
+
+
+def last_number(archive: Archive, batch: str) -> int:
+    """Of the last report, -1 for none. Raises StoreFault."""
+    return max(
+        (int(name) for name in archive.folders(keys.batch_reports_folder(batch)) if name.isdecimal()), default=-1
+    )
 
 
 def read(archive: Archive, batch: str, n: int) -> Morning:

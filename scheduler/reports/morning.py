@@ -62,7 +62,7 @@ def morning(facts: Facts) -> Morning:
     views = facts.seen.found
     targets = standing(views)
     budgets = {} if facts.budget is None else {facts.batch: facts.budget}
-    rows = [*(_row(view, budgets) for view in targets), *_unread(facts, targets)]
+    rows = [*(_row(view, budgets) for view in targets), *unread(facts.members, facts.seen)]
     counts = Counter(row.state for row in rows)
     spend = _spend(views, facts.budget, facts.day)
     sealed = sum(view.run.sealed is not None for view in views)
@@ -78,7 +78,7 @@ def morning(facts: Facts) -> Morning:
         "reused": sum(row.outcome == "reused" for row in rows),
         "needs": tuple(_needs(facts, targets, budgets)),
         "delivered": tuple(_delivered(facts, targets)),
-        "failures": tuple(_failures(facts.batch, targets)),
+        "failures": tuple(failures(facts.batch, targets)),
         "changes": None if facts.before is None else _changes(facts.before, targets),
         "not_reached": tuple(_not_reached(targets, budgets)),
         "spend": spend,
@@ -123,14 +123,21 @@ def _row(view: View, budgets: Mapping[str, Spending]) -> Row:
     )
 
 
-def _unread(facts: Facts, targets: Iterable[View]) -> Iterator[Row]:
-    """Targets of which no run can be read."""
-    left = set(facts.members.values()) - {view.task.target for view in targets}
-    damaged = {facts.members[run]: run for run in facts.seen.damaged}
-    for target in dict.fromkeys(facts.members.values()):
+def unread(members: Mapping[str, str], seen: Views) -> Iterator[Row]:
+    """Targets of which no run can be read. members: the target of every run that the batch names."""
+    left = set(members.values()) - {view.task.target for view in seen.found}
+    damaged = {members[run]: run for run in seen.damaged}
+    for target in dict.fromkeys(members.values()):
         if target in left:
             state: State = "damaged" if target in damaged else "not_written"
             yield Row(target=target, run=damaged.get(target, ""), state=state)
+
+
+def first_line(members: Mapping[str, str], seen: Views, budget: Spending | None) -> str:
+    """The headline of the report, without the rest of it. members: as for `unread`."""
+    counts = Counter(state_of(view) for view in standing(seen.found))
+    counts.update(row.state for row in unread(members, seen))
+    return headline(counts, _spend(seen.found, budget, None))
 
 
 def _needs(facts: Facts, views: Iterable[View], budgets: Mapping[str, Spending]) -> Iterator[Need]:
@@ -198,8 +205,8 @@ def _on_its_way(view: View, after: After | None) -> bool:
     return not after.delivery.ends(deliver.kind)
 
 
-def _failures(batch: str, views: Iterable[View]) -> Iterator[Group]:
-    """The largest group first."""
+def failures(batch: str, views: Iterable[View]) -> Iterator[Group]:
+    """Of these runs, which count for their targets, those that failed alike together; the largest group first."""
     alike: dict[str, list[View]] = {}
     for view in views:
         if failed(view.run):

@@ -43,6 +43,7 @@ ASSETS: Final = {
     "style.css": "text/css",
     "code.css": "text/css",
     "page.js": "text/javascript",
+    "charts.css": "text/css",
     "keys.js": "text/javascript",
     "htmx.min.js": "text/javascript",
     "hx-sse.min.js": "text/javascript",

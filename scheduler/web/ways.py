@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from scheduler.web.page import Way
-from scheduler.web.pages import home
+from scheduler.web.pages import batches, home
 
-WAYS: Final[tuple[Way, ...]] = (*home.WAYS,)
+WAYS: Final[tuple[Way, ...]] = (*home.WAYS, *batches.WAYS)
