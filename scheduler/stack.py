@@ -15,20 +15,19 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from scheduler import child
-from worker.contract.errors import ConflictFault, ExitCode, Fault, HintsFault, UsageFault
+from scheduler.parts import Part, end, private
+from worker.contract.errors import ConflictFault, Fault, HintsFault, UsageFault
 from worker.contract.events import digest
 from worker.contract.settings import Settings
 from worker.store.hints import OLDEST_REDIS, Hints
@@ -38,12 +37,8 @@ POLL_S: Final = 0.1
 STOP_GRACE_S: Final = 15.0
 """Added to the drain limit before a worker that was told to end is killed."""
 VALKEY_GRACE_S: Final = 10.0
-LOG_BYTES: Final = 16 * 2**20
-"""A log larger than this is moved aside when its process starts."""
 SOCKET_PATH_BYTES: Final = 100
 """The kernel takes 107."""
-DEATHS_ALLOWED: Final = 5
-DEATHS_WINDOW_S: Final = 120.0
 WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
 """The data plane, which the scheduler never imports."""
 SCHEDULER: Final = ("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
@@ -60,14 +55,6 @@ class Endpoint:
     redis_url: str
     archive: str
     version: str
-
-
-@dataclass
-class _Child:
-    name: str
-    command: list[str]
-    process: subprocess.Popen[bytes] | None = None
-    deaths: list[float] = field(default_factory=list)
 
 
 def running(settings: Settings) -> Endpoint | None:
@@ -123,7 +110,7 @@ class Stack:
         self._state = settings.state_dir
         self._lock_file: IO[bytes] | None = None
         self._guest = False
-        self._children: list[_Child] = []
+        self._children: list[Part] = []
 
     @property
     def owned(self) -> bool:
@@ -138,7 +125,7 @@ class Stack:
         try:
             if outside == {"workers"}:
                 self._say("the Redis of DAWN_REDIS_URL has workers and no scheduler; one runs beside this command")
-                self._add(*SCHEDULER)
+                self.add(*SCHEDULER)
             else:
                 self._own_or_join()
         except BaseException:
@@ -157,15 +144,23 @@ class Stack:
             self._guest = False
             self._say("the stack's owner has ended; this command takes it over")
             self._start()
-        for part in self._children:
-            if part.process is None or part.process.poll() is None:
-                continue
-            now = time.monotonic()
-            part.deaths = [at for at in part.deaths if now - at < DEATHS_WINDOW_S] + [now]
-            if len(part.deaths) > DEATHS_ALLOWED:
-                raise self._dead(part)
-            self._say(f"{part.name} ended with {part.process.returncode}; it is started again")
-            self._spawn(part)
+        for part in [one for one in self._children if one.ended]:
+            told = part.last_words()
+            if not part.died():
+                self._say(f"{part.name} ended with {part.process and part.process.returncode}; it is started again")
+                part.start(_environment(self.settings))
+            elif part.needed:
+                raise told
+            else:
+                self._children.remove(part)
+                self._say(f"the stack goes on without {part.name}: {told.message} ({told.hint})")
+
+    def add(self, name: str, command: Sequence[str], *, needed: bool = True, inherits: Sequence[int] = ()) -> None:
+        """Start one more process that ends with the stack, and is started again when it dies. needed: the stack ends
+        when it keeps dying. inherits: file descriptors that it gets."""
+        part = Part(name, list(command), self._state / "logs", needed, tuple(inherits))
+        self._children.append(part)
+        part.start(_environment(self.settings))
 
     def _outside(self) -> set[str]:
         """Whether the Redis that the settings name has workers, which no stack of this state folder started, and a
@@ -208,19 +203,19 @@ class Stack:
         if named is None or self._embedded_url(named):
             socket = self._socket()
             self.settings = self.settings.model_copy(update={"redis_url": f"unix://{socket}"})
-            self._add("valkey", _valkey(self._state, socket))
+            self.add("valkey", _valkey(self._state, socket))
             self._await(lambda: _answers(str(self.settings.redis_url)), "valkey")
         record = {"schema": STACK_SCHEMA, "pid": os.getpid(), "version": metadata.version("dawnfleet")}
         record |= {"redis_url": self.settings.redis_url, "archive": self.settings.archive_url}
         staged = self._state / f"stack.json.{os.getpid()}"
-        with open(staged, "w", opener=_private) as file:
+        with open(staged, "w", opener=private) as file:
             file.write(json.dumps(record))  # the address of Redis may hold a password
         staged.replace(self._state / "stack.json")
         stale = _offers(str(self.settings.redis_url))  # of workers that died a moment ago
-        self._add(*SCHEDULER)
+        self.add(*SCHEDULER)
         for number in range(self._workers):
             name = "worker" if number == 0 else f"worker-{number + 1}"
-            self._add(name, self._worker_command)
+            self.add(name, self._worker_command)
         self._await(lambda: _offers(str(self.settings.redis_url)) - stale, "worker")
 
     def _socket(self) -> Path:
@@ -230,54 +225,17 @@ class Stack:
         folder = Path(tempfile.gettempdir()) / f"dawn-{os.getuid()}-{digest(os.fsencode(path))[:12]}"
         return folder / "valkey.sock"
 
-    def _add(self, name: str, command: list[str]) -> None:
-        part = _Child(name, command)
-        self._children.append(part)
-        self._spawn(part)
-
-    def _spawn(self, part: _Child) -> None:
-        command = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *part.command]
-        with self._log(part.name) as log:
-            # A session of its own: Ctrl-C in the terminal is for us, who then end the children in order.
-            part.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=_environment(self.settings),
-                start_new_session=True,
-            )
-
-    def _log(self, name: str) -> IO[bytes]:
-        path = self._state / "logs" / f"{name}.log"
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.exists() and path.stat().st_size > LOG_BYTES:
-            path.replace(path.with_suffix(".log.1"))
-        return open(path, "ab", opener=_private)
-
     def _await(self, ready: Callable[[], object], name: str) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not ready():
             for part in self._children:
-                if part.process is not None and part.process.poll() is not None:
-                    raise self._dead(part)
+                if part.ended:
+                    raise part.last_words()
             if time.monotonic() > deadline:
                 raise Fault(
                     f"{name} is not ready after {READY_TIMEOUT_S:.0f} s", hint=f"look into {self._state}/logs"
                 )
             time.sleep(POLL_S)
-
-    def _dead(self, part: _Child) -> Fault:
-        """What a part said before it ended, its hint and its exit code, where it gave them."""
-        path = self._state / "logs" / f"{part.name}.log"
-        said = path.read_text("utf-8", "replace").strip().splitlines()[-2:] if path.exists() else []
-        hint = said.pop().removeprefix("hint: ") if said and said[-1].startswith("hint: ") else "run `dawn doctor`"
-        last = said[-1].removeprefix("error: ")[:400] if said else "it said nothing"
-        code = part.process.returncode if part.process else None
-        fault = Fault(f"{part.name} ended with {code}: {last}", hint=f"{hint}; its log is {path}")
-        if code in set(ExitCode):
-            fault.exit_code = ExitCode(code)
-        return fault
 
     def _stop(self, *, hurry: bool = False) -> None:
         """End workers and scheduler, then Valkey: a worker that drains still needs it. hurry: the calls in hand are
@@ -286,12 +244,12 @@ class Stack:
         valkey = [part for part in self._children if part.name == "valkey"]
         others = [part for part in self._children if part not in valkey]
         try:
-            _end(others, grace_s, hurry=hurry)
+            end(others, grace_s, hurry=hurry)
         except KeyboardInterrupt:
-            _end(others, grace_s, hurry=True)
+            end(others, grace_s, hurry=True)
             raise
         finally:
-            _end(valkey, VALKEY_GRACE_S)
+            end(valkey, VALKEY_GRACE_S)
             self._children.clear()
             if self._lock_file is not None:
                 with contextlib.suppress(FileNotFoundError):
@@ -300,33 +258,12 @@ class Stack:
                 self._lock_file = None
 
 
-def _end(parts: Sequence[_Child], wait_s: float, *, hurry: bool = False) -> None:
-    """Tell processes to end, and kill those that have not after wait_s. hurry: workers shall not wait for calls."""
-    for part in parts:
-        if part.process is not None and part.process.poll() is None:
-            part.process.send_signal(signal.SIGQUIT if hurry and part.name.startswith("worker") else signal.SIGTERM)
-    deadline = time.monotonic() + wait_s
-    for part in parts:
-        if part.process is None:
-            continue
-        try:
-            part.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            part.process.kill()
-            part.process.wait()
-
-
 def _lock(file: IO[bytes], mode: int) -> bool:
     try:
         fcntl.flock(file, mode | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file that only this user may read."""
-    return os.open(path, flags, 0o600)
 
 
 def _environment(settings: Settings) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from scheduler.cli import (
     reports,
     schedules,
     start,
+    web,
 )
 from scheduler.cli.terminal import complain
 from worker.contract.errors import ExitCode, Fault, IntegrityFault, UsageFault
@@ -52,6 +53,7 @@ again.register(app)
 keep.register(app)
 exchange.register(app)
 operate.register(app)
+web.register(app)
 
 
 DAMAGED = "dawn verify names all that is damaged; dawn fork goes on from a run's last sound step"

@@ -11,6 +11,9 @@ import typer
 from scheduler.cli import terminal
 
 if TYPE_CHECKING:
+    import socket
+
+    from scheduler.stack import Stack
     from worker.contract.settings import Settings
 
 TEND_S = 0.5
@@ -28,10 +31,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(images, name="images")
 
 
-def up(workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 1) -> None:
+def up(
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 1,
+    pages: Annotated[bool, typer.Option(help="Also show the archive in a browser, as dawn web does.")] = True,
+) -> None:
     """Run the whole stack in the foreground until Ctrl-C.
 
-    That is a Redis if none is set, a scheduler, and workers.
+    That is a Redis if none is set, a scheduler, workers, and the pages.
     """
     from scheduler.cli import edge
     from scheduler.launch import interrupts
@@ -45,10 +51,35 @@ def up(workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processe
             raise ConflictFault("a stack runs here already", hint="use it, or set DAWN_STATE_DIR to another folder")
         redis = without_passwords(str(stack.settings.redis_url))
         terminal.say(f"ready: archive {where.archive_url}, Redis {redis}; Ctrl-C ends it")
+        _listening = _pages(where, stack) if pages else None  # it is closed when nobody holds it
         while not pressed.count:
             stack.tend()
             pressed.wake.wait(TEND_S)
         terminal.say("ending: runs in hand are given back (Ctrl-C again: at once)")
+
+
+def _pages(where: Settings, stack: Stack) -> socket.socket | None:
+    """Beside the stack, which runs with or without them. Their socket is ours: it outlives their process."""
+    import sys
+
+    from scheduler.cli import edge, web
+    from scheduler.web import server
+    from scheduler.web.tokens import access_of
+    from worker.contract.errors import Fault
+
+    try:
+        keys = server.kept_keys(where.state_dir)
+        access_of(where, keys, edge.actor())
+        listening = web.listen(where, None)
+        stack.add("pages", web.command(listening), needed=False, inherits=(listening.fileno(),))
+    except (Fault, OSError) as fault:
+        terminal.say(f"note: the stack runs without pages: {fault}")
+        return None
+    if sys.stdout.isatty():
+        web.announce(where, listening, ("to read", keys.viewer), ("to decide", keys.reviewer))
+    else:  # a log, where no token belongs
+        terminal.say(f"pages at {web.address_of(where, listening)}; dawn web prints addresses that sign in")
+    return listening
 
 
 def worker(

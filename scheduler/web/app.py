@@ -11,12 +11,13 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from scheduler.web import render
 from scheduler.web.access import SESSION_S
 from scheduler.web.guard import Guard
+from scheduler.web.news import stream
 from scheduler.web.page import Answer, Asked, File, Page, Visitor, Way, Went
 from scheduler.web.render import Around
 from scheduler.web.site import Site
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 ASSETS: Final = {
     "style.css": "text/css",
     "code.css": "text/css",
-    "page.js": "text/javascript",
     "charts.css": "text/css",
+    "run.css": "text/css",
+    "page.js": "text/javascript",
     "keys.js": "text/javascript",
     "htmx.min.js": "text/javascript",
     "hx-sse.min.js": "text/javascript",
@@ -71,6 +73,7 @@ def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> St
         routes=[
             Route("/enter", _enter(site), methods=["GET", "POST"]),
             Route("/assets/{name}", _asset),
+            Route("/news", _news(site)),
             *routes,
         ],
         middleware=[Middleware(Guard, hosts=hosts)],
@@ -215,6 +218,15 @@ def _enter(site: Site) -> Endpoint:
         return response
 
     return enter
+
+
+def _news(site: Site) -> Endpoint:
+    async def news(request: Request) -> Response:
+        if _visitor(site, request) is None:
+            return PlainTextResponse("sign in\n", 401)
+        return await stream(site, request)
+
+    return news
 
 
 async def _asset(request: Request) -> Response:

@@ -8,21 +8,26 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+import threading
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from scheduler.web.access import Token, new_token
 from scheduler.web.page import address
-from worker.contract.errors import UsageFault
+from worker.contract.errors import Fault, UsageFault
 
 if TYPE_CHECKING:
+    from scheduler.launch import Interrupts
     from scheduler.web.site import Site
+    from worker.contract.settings import Settings
 
 TOKENS_FILE: Final = "web.json"
 BACKLOG: Final = 64
 KEEP_ALIVE_S: Final = 15
+SHUTDOWN_S: Final = 3
+POLL_S: Final = 0.5
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -75,6 +80,7 @@ def listen(host: str, port: int) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
+        made.listen(BACKLOG)  # whoever comes while the pages start waits for them
     except OSError as error:
         raise UsageFault(
             f"{host} port {port}: {error.strerror or error}", hint="take another with --port, 0 for any free one"
@@ -83,27 +89,58 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
+def listen_near(host: str, port: int) -> socket.socket:
+    """As listen; any free port where that one is taken."""
+    try:
+        return listen(host, port)
+    except UsageFault:
+        return listen(host, 0)
+
+
+def nameable(host: str, hosts: Collection[str]) -> None:
+    """hosts: of DAWN_WEB_HOSTS. Raises UsageFault for an address that no browser can call this server by."""
+    if is_any(host) and not hosts:
+        raise UsageFault(
+            f"{host} is every address of this machine, and none that a browser calls it by",
+            hint="name one with --host, or set DAWN_WEB_HOSTS to what browsers shall call it, like pages.example.org",
+        )
+
+
+def is_any(host: str) -> bool:
+    """Every address of this machine."""
+    return host in ("0.0.0.0", "::", "")
+
+
+def is_loopback(host: str) -> bool:
+    """Nobody outside this machine reaches it."""
+    return host in LOOPBACK or host.startswith("127.")
+
+
 def names(host: str, port: int, more: Iterable[str] = ()) -> set[str]:
-    """What browsers may call the server, as they write it in `Host`."""
-    of_machine = {*LOOPBACK, host} if host in LOOPBACK else {host}
-    found = {f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in of_machine}
-    return found | {one.lower() for one in more}
+    """What browsers may call the server, as they write it in `Host`. more: of DAWN_WEB_HOSTS."""
+    of_machine = {*LOOPBACK, host} if is_loopback(host) else {*LOOPBACK} if is_any(host) else {host}
+    return {name(one, port) for one in of_machine} | {one.lower() for one in more}
 
 
-def entrance(host: str, port: int, token: str, to: str = "/") -> str:
-    """The address that signs its reader in."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}" + address("/enter", query={"token": token, "to": "" if to == "/" else to})
+def name(host: str, port: int) -> str:
+    """As a browser writes it in `Host`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
 
 
-def serve(site: Site, listening: socket.socket, hosts: Iterable[str]) -> None:
-    """Answer until SIGTERM or SIGINT."""
+def entrance(of: str, token: str = "") -> str:
+    """The address that signs its reader in; without a token the one that asks for it. of: a name of the server."""
+    return f"http://{of}" + (address("/enter", query={"token": token}) if token else "/")
+
+
+def serve(site: Site, listening: socket.socket, hosts: Iterable[str], pressed: Interrupts) -> None:
+    """Answer until Ctrl-C or SIGTERM. Raises KeyboardInterrupt at the second one, Fault when it cannot answer."""
     import uvicorn
 
     from scheduler.web.app import create
 
     config = uvicorn.Config(
         create(site, set(hosts)),
+        log_config=None,  # ours are one JSON line each, masked
         log_level="warning",
         access_log=False,  # addresses hold tokens and what people search for
         proxy_headers=False,
@@ -111,8 +148,35 @@ def serve(site: Site, listening: socket.socket, hosts: Iterable[str]) -> None:
         date_header=True,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=3,
+        timeout_graceful_shutdown=SHUTDOWN_S,
         lifespan="off",
         ws="none",
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    server = uvicorn.Server(config)
+    # Beside this thread, so that signals stay ours and end this process as they end the others.
+    answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="pages", daemon=True)
+    answering.start()
+    try:
+        while answering.is_alive() and not pressed.count:
+            pressed.wake.wait(POLL_S)
+    finally:
+        site.news.close()
+        server.should_exit = True
+    if not pressed.count:
+        raise Fault("the pages cannot be answered any more", hint="the lines above say why")
+    answering.join(SHUTDOWN_S + POLL_S)
+
+
+def serve_deployment(settings: Settings, listening: socket.socket, actor: str, pressed: Interrupts) -> None:
+    """The pages of a deployment, with their log as JSON lines. Raises as serve, kept_keys and open_archive do."""
+    from scheduler.web.deployment import of_deployment
+    from worker.contract.redact import redactor_from_env
+    from worker.store.archive import open_archive
+    from worker.store.logs import configure_logs
+
+    configure_logs(mask=redactor_from_env(os.environ).text)
+    keys = kept_keys(settings.state_dir)
+    site = of_deployment(open_archive(settings.archive_url, settings), settings, keys, actor)
+    bound, port = listening.getsockname()[:2]
+    hosts = names(bound, port, settings.web_hosts) | names(settings.web_host, port)
+    serve(site, listening, hosts, pressed)

@@ -5,11 +5,12 @@ Refuses to hold what a visitor did: all that is stored is in the archive.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from scheduler.web.access import Access
+from scheduler.web.news import News
 from scheduler.web.seen import Seen
 from worker.store.archive import Archive
 
@@ -26,7 +27,7 @@ def utc_now() -> datetime:
 class Site:
     """settings: of the deployment whose pages these are, None where an archive is read alone: then nothing can be
     decided. hints: gives its Redis, None where no stack runs at this moment: what is decided is found in the
-    archive when one starts."""
+    archive when one starts. news: who listens for changes."""
 
     archive: Archive
     seen: Seen
@@ -34,6 +35,7 @@ class Site:
     settings: Settings | None = None
     hints: Callable[[], Hints | None] = lambda: None
     now: Callable[[], datetime] = utc_now
+    news: News = field(default_factory=News)
 
     @property
     def decides(self) -> bool:
