@@ -21,6 +21,7 @@ from worker.contract.events import (
     Record,
     Replied,
     Sealed,
+    Steered,
     Unrecorded,
     Yielded,
 )
@@ -58,7 +59,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Story:
-    """A run in time. spent: (minute since 1970, micro-dollars), in order. acts: of people, and of the run."""
+    """A run in time. spent: (minute since 1970, micro-dollars), in order. acts: of people, and what it asked them."""
 
     run: str
     target: str
@@ -83,7 +84,8 @@ class _Telling:
 
     def hear(self, record: Record) -> None:
         now = seconds(record.at)
-        self.acts += [replace(act, what=act.what[:ACT_CHARS]) for act in acts_of(record)]
+        if not _told_elsewhere(record):
+            self.acts += [replace(act, what=act.what[:ACT_CHARS]) for act in acts_of(record)]
         match record.event:
             case Claimed() as event:
                 if self.open:
@@ -129,6 +131,12 @@ class _Telling:
 
     def _mark(self, at: float, kind: str, what: str) -> None:
         self.marks.append(Mark(at, kind, what, self.attempts[-1].worker if self.attempts else NOBODY))
+
+
+def _told_elsewhere(record: Record) -> bool:
+    """Of what was said to the whole batch each of its runs has a line; how a run ended is no person's act."""
+    event = record.event
+    return isinstance(event, Sealed) or (isinstance(event, Steered) and event.scope == "batch")
 
 
 def story(run: str, target: str, records: Iterable[Record]) -> Story:

@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from scheduler.web.page import Way
-from scheduler.web.pages import batches, home
+from scheduler.web.pages import batch_papers, batch_time, batches, home
 
-WAYS: Final[tuple[Way, ...]] = (*home.WAYS, *batches.WAYS)
+WAYS: Final[tuple[Way, ...]] = (*home.WAYS, *batches.WAYS, *batch_time.WAYS, *batch_papers.WAYS)
