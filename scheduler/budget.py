@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from scheduler.control import open_runs, tell
 from scheduler.runs import Found, View, runs_in, views
-from worker.contract.errors import HintsFault
-from worker.contract.task import Task, budget_microusd, usd_text
+from worker.contract.errors import HintsFault, UsageFault
+from worker.contract.task import Task, budget_microusd, budget_text, usd_text
 from worker.store.archive import Archive
 from worker.store.counters import Counters
 from worker.store.hints import Hints
 from worker.store.inbox import Control
+from worker.store.journal import Journal
 from worker.store.mail import Mail
 
 
@@ -93,6 +95,30 @@ def spending(archive: Archive, task: Task, of: Iterable[View] | None = None) -> 
         of = views(archive, runs_in(archive, Found("batch", task.batch))).found
     spent = sum(view.run.spent_microusd for view in of)
     return Spending(task.batch, spent, limit, "pause" if task.budget is None else task.budget.on_limit)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a batch may spend in all, in words; the runs that it concerns; what it comes to."""
+
+    text: str
+    runs: list[str]
+    spending: Spending | None
+
+
+def allow(archive: Archive, hints: Hints | None, batch: str, usd: str, *, by: str, at: str) -> Allowed:
+    """Say what a batch may spend in all: dollars, as a person writes them. at: UTC, ISO 8601.
+
+    Raises UsageFault for what is no sum, ConflictFault when every run has ended, StoreFault.
+    """
+    allowed = budget_microusd(usd)
+    if allowed is None:
+        raise UsageFault(f"{usd!r} is no sum of money", hint="dollars, like 20 or 0.50")
+    found = Found("batch", batch)
+    left = open_runs(archive, found)
+    text = budget_text(allowed)
+    tell(archive, hints, found, "budget", by=by, at=at, text=text)
+    return Allowed(text, left, spending(archive, Journal(archive, left[0]).task()))
 
 
 def spending_of_day(hints: Hints, usd: float, now: datetime) -> Spending | None:

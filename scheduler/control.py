@@ -5,15 +5,17 @@ attempt or the scheduler reads it and does.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from scheduler.runs import Found
-from worker.contract.errors import HintsFault, InvalidFault
+from scheduler.runs import Found, runs_in
+from worker.contract.errors import ConflictFault, HintsFault, InvalidFault
 from worker.contract.events import MessageKind
 from worker.store.archive import Archive
 from worker.store.hints import Hints
 from worker.store.inbox import Control, Inbox, Message
+from worker.store.journal import Journal
 
 SUBMITTED: Final = "submitted"
 """Name of the control hint that says: there are new runs, list `open/` now."""
@@ -45,16 +47,57 @@ def poke(hints: Hints | None, name: str) -> None:
 
 
 def tell(
-    archive: Archive, hints: Hints | None, to: Found, kind: MessageKind, *, by: str, at: str, text: str = ""
+    archive: Archive,
+    hints: Hints | None,
+    to: Found,
+    kind: MessageKind,
+    *,
+    by: str,
+    at: str,
+    text: str = "",
+    unseen: int | None = None,
 ) -> Message:
-    """Put a message into the inbox of a run or the control of a batch. at: UTC, ISO 8601.
+    """Put a message into the inbox of a run or the control of a batch. at: UTC, ISO 8601. unseen: see Inbox.put.
 
     Raises ConflictFault when the run has ended, InvalidFault when the text is too long, StoreFault.
     """
     folder = Inbox(archive, to.id) if to.kind == "run" else Control(archive, to.id)
-    message = folder.put(kind, by=by, at=at, text=bounded(text))
+    message = folder.put(kind, by=by, at=at, text=bounded(text), unseen=unseen)
     poke(hints, f"{to.kind}:{to.id}")
     return message
+
+
+def steer(
+    archive: Archive, hints: Hints | None, run: str, text: str, *, by: str, at: str, unseen: int | None = None
+) -> Message:
+    """Tell the model of a run something. Raises as tell, ConflictFault also where no model could read it."""
+    if Journal(archive, run).task().model == "none":
+        raise ConflictFault(f"run {run} has no model that could read it")
+    return tell(archive, hints, Found("run", run), "message", by=by, at=at, text=text, unseen=unseen)
+
+
+def switch(
+    archive: Archive, hints: Hints | None, to: Iterable[Found], kind: MessageKind, *, by: str, at: str
+) -> list[str]:
+    """Tell each of these that has a run left; returns the runs that it concerns. A whole batch is told as such, so
+    that it counts for what is added to it too. at: UTC, ISO 8601. Raises StoreFault, IntegrityFault."""
+    marked = {key.removeprefix("open/") for key in archive.list("open/")}
+    left: dict[str, None] = {}
+    for found in dict.fromkeys(to):
+        if runs := [run for run in runs_in(archive, found) if run in marked]:
+            with suppress(ConflictFault):  # it ended at this moment
+                tell(archive, hints, found, kind, by=by, at=at)
+                left |= dict.fromkeys(runs)
+    return list(left)
+
+
+def open_runs(archive: Archive, found: Found) -> list[str]:
+    """Its runs that have not ended. Raises ConflictFault when all have; as runs_in."""
+    marked = {key.removeprefix("open/") for key in archive.list("open/")}
+    left = [run for run in runs_in(archive, found) if run in marked]
+    if not left:
+        raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")
+    return left
 
 
 def bounded(text: str) -> str:

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import structlog
 
+from scheduler import control
 from scheduler.enqueue import WRITERS, run_id, submit_run
 from scheduler.runs import View, find, view
-from scheduler.selection import Selection, failed, select
+from scheduler.selection import Selection, failed, in_batches, select
 from worker.contract.errors import ConflictFault, Fault, StoreFault, UsageFault
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
 from worker.store.archive import Archive
+from worker.store.hints import Hints
 from worker.store.inbox import Control, Message
 from worker.store.journal import Journal
 from worker.store.mail import Mail
@@ -52,6 +54,29 @@ def wishes(archive: Archive, names: Sequence[str], selection: Selection) -> list
         elif one.run.sealed is not None and (not only_failed or failed(one.run)):
             wished.append(Wish(one.task, max(one.task.ordinal, one.task.candidates - 1)))
     return wished
+
+
+def again(
+    archive: Archive, hints: Hints | None, names: Sequence[str], selection: Selection, *, by: str, at: str
+) -> dict[str, list[Member]]:
+    """Repeat what is meant (see wishes), or what an interrupted retry of these batches began; returns the new runs by
+    batch. at: UTC, ISO 8601. Raises as wishes; ConflictFault where no run is meant; HintsFault before anything is
+    written."""
+    found = [find(archive, one) for one in names]
+    meant = [one.id if one.kind == "batch" else Journal(archive, one.id).task().batch for one in found]
+    meant += in_batches(archive, selection.batches) if selection.batches else []
+    if hints is not None:
+        control.admit(hints)
+    made = {one: complete(archive, one) for one in dict.fromkeys(meant)}
+    if not any(made.values()):
+        wished = wishes(archive, names, selection)
+        for one in dict.fromkeys(wish.task.batch for wish in wished):
+            made[one] = retry(archive, one, [wish for wish in wished if wish.task.batch == one], by=by, at=at)
+    if not any(made.values()):
+        raise ConflictFault("no run that has ended is selected", hint="see what there is: dawn ls")
+    if hints is not None:
+        control.announce(hints)
+    return made
 
 
 def _last(archive: Archive, named: View) -> int:

@@ -82,36 +82,17 @@ def retry(
 
     Of a batch those that failed are meant, if nothing else is said. A run that is named is meant however it ended.
     """
-    from scheduler import control
     from scheduler import retry as retries
     from scheduler.cli import edge
-    from scheduler.runs import find
-    from scheduler.selection import in_batches
-    from worker.contract.errors import ConflictFault, UsageFault
-    from worker.store.journal import Journal
+    from worker.contract.errors import UsageFault
 
     if failed and (state or cls):
         raise UsageFault("--failed says what --state and --class say", hint="give one of them")
     where = edge.settings()
-    archive, by = edge.archive(where), edge.actor()
+    archive, hints = edge.archive(where), edge.hints(where)
     chosen = selection(batch, state, cls, repo, label, limit)
-    found = [find(archive, one) for one in name or []]
-    meant = [one.id if one.kind == "batch" else Journal(archive, one.id).task().batch for one in found]
-    meant += in_batches(archive, chosen.batches) if chosen.batches else []
-    hints = edge.hints(where)
-    if hints is not None:
-        control.admit(hints)
-    made = {one: retries.complete(archive, one) for one in dict.fromkeys(meant)}
-    if not any(made.values()):  # else what an interrupted command began is done
-        wished = retries.wishes(archive, name or [], chosen)
-        for one in dict.fromkeys(wish.task.batch for wish in wished):
-            of_batch = [wish for wish in wished if wish.task.batch == one]
-            made[one] = retries.retry(archive, one, of_batch, by=by, at=edge.stamp())
-    if not any(made.values()):
-        raise ConflictFault("no run that has ended is selected", hint="see what there is: dawn ls")
-    if hints is not None:
-        control.announce(hints)
-    else:
+    made = retries.again(archive, hints, name or [], chosen, by=edge.actor(), at=edge.stamp())
+    if hints is None:
         terminal.say("note: no stack is running; the runs start with `dawn up`")
     if json:
         rows = [{"batch": one, **member.model_dump(mode="json")} for one, new in made.items() for member in new]

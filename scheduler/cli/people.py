@@ -6,7 +6,6 @@ there.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scheduler.approvals import Answer
-    from scheduler.runs import Found
     from scheduler.selection import Selection
     from worker.contract.events import MessageKind
     from worker.contract.settings import Settings
@@ -80,15 +78,13 @@ def answer(run: RunArgument, words: Annotated[str, typer.Argument(help="What the
 
 def steer(run: RunArgument, message: Annotated[str, typer.Argument(help="What the model reads next.")]) -> None:
     """Tell the model of a run something, before its next step."""
+    from scheduler import control
+    from scheduler.cli import edge
     from scheduler.runs import find
-    from worker.contract.errors import ConflictFault
-    from worker.store.journal import Journal
 
     where, archive = _place()
     found = find(archive, run, kinds=("run",))
-    if Journal(archive, found.id).task().model == "none":
-        raise ConflictFault(f"run {found.id} has no model that could read it")
-    _tell(archive, where, found, "message", message)
+    control.steer(archive, edge.hints(where), found.id, message, by=edge.actor(), at=edge.stamp())
     _follow(where, "the model reads it before its next step")
     terminal.emit(found.id)
 
@@ -102,29 +98,24 @@ def budget(
     Runs that wait for its budget go on where it is more than they have spent.
     """
     from scheduler import budget as budgets
-    from scheduler.runs import Found, find
+    from scheduler.cli import edge
+    from scheduler.runs import find
     from worker.contract.errors import UsageFault
-    from worker.contract.task import budget_microusd, budget_text
+    from worker.contract.task import budget_microusd
     from worker.store.journal import Journal
 
-    allowed = budget_microusd(usd)
-    if allowed is None:
+    if budget_microusd(usd) is None:
         raise UsageFault(f"{usd!r} is no sum of money", hint="dollars, like 20 or 0.50")
     where, archive = _place()
     found = find(archive, name)
-    if found.kind == "run":
-        found = Found("batch", Journal(archive, found.id).task().batch)
-    left = _left(archive, found)
-    task = Journal(archive, left[0]).task()
-    text = budget_text(allowed)
-    _tell(archive, where, found, "budget", text)
-    terminal.say(f"batch {found.id} may spend {text} in all")
-    money = budgets.spending(archive, task)
-    if money is not None and money.used_up:
-        terminal.say(f"note: {money.text} already, so nothing goes on")
+    batch = found.id if found.kind == "batch" else Journal(archive, found.id).task().batch
+    made = budgets.allow(archive, edge.hints(where), batch, usd, by=edge.actor(), at=edge.stamp())
+    terminal.say(f"batch {batch} may spend {made.text} in all")
+    if made.spending is not None and made.spending.used_up:
+        terminal.say(f"note: {made.spending.text} already, so nothing goes on")
     else:
         _follow(where, "what waits for it goes on")
-    for run in left:
+    for run in made.runs:
         terminal.emit(run)
 
 
@@ -169,8 +160,9 @@ def _switch(kind: MessageKind, then: str) -> Callable[..., None]:
 
 
 def _switched(names: list[str], chosen: Selection, kind: MessageKind, then: str) -> list[str]:
-    """The runs it concerns: those that have not ended. A whole batch is told as such, so that it counts for what is
-    added to it too."""
+    """The runs it concerns: those that have not ended."""
+    from scheduler import control
+    from scheduler.cli import edge
     from scheduler.runs import Found, find
     from scheduler.selection import in_batches, select
     from worker.contract.errors import ConflictFault, UsageFault
@@ -180,51 +172,17 @@ def _switched(names: list[str], chosen: Selection, kind: MessageKind, then: str)
             f"{kind} what?", hint="name runs or batches, or select some, such as with --batch or --label"
         )
     where, archive = _place()
-    marked = _marked(archive)
     if chosen.narrows:
         told = [Found("run", view.task.run) for view in select(archive, chosen, names, only_open=True)]
     else:
         told = [find(archive, name) for name in names]
         told += [Found("batch", one) for one in in_batches(archive, chosen.batches) if chosen.batches]
-    left: dict[str, None] = {}
-    for found in dict.fromkeys(told):
-        if runs := _open(archive, found, marked):
-            with suppress(ConflictFault):  # it ended at this moment
-                _tell(archive, where, found, kind)
-                left |= dict.fromkeys(runs)
+    left = control.switch(archive, edge.hints(where), told, kind, by=edge.actor(), at=edge.stamp())
     if not left:
         which = f"{told[0].kind} {told[0].id} has ended" if len(told) == 1 else "nothing that has not ended is meant"
         raise ConflictFault(which, hint="see what there is: dawn ls")
     _follow(where, then)
-    return list(left)
-
-
-def _marked(archive: Archive) -> set[str]:
-    return {key.removeprefix("open/") for key in archive.list("open/")}
-
-
-def _open(archive: Archive, found: Found, marked: set[str]) -> list[str]:
-    """Its runs that have not ended."""
-    from scheduler import runs
-
-    return [run for run in runs.runs_in(archive, found) if run in marked]
-
-
-def _left(archive: Archive, found: Found) -> list[str]:
-    """Those that have not ended. Raises ConflictFault when all have."""
-    from worker.contract.errors import ConflictFault
-
-    left = _open(archive, found, _marked(archive))
-    if not left:
-        raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")
     return left
-
-
-def _tell(archive: Archive, where: Settings, to: Found, kind: MessageKind, text: str = "") -> None:
-    from scheduler import control
-    from scheduler.cli import edge
-
-    control.tell(archive, edge.hints(where), to, kind, by=edge.actor(), at=edge.stamp(), text=text)
 
 
 def _follow(where: Settings, then: str) -> None:

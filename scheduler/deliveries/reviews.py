@@ -34,16 +34,26 @@ def review(
     at: str,
     comment: str = "",
     patch: str = "",
+    seen: int | None = None,
 ) -> Review:
-    """Say what a person thinks of the run's patch. patch: first digits of the digest that they were shown. at: UTC.
+    """Say what a person thinks of the run's patch. patch: first digits of the digest that they were shown. seen: how
+    many reviews they were shown, None for whoever does not care what others said. at: UTC.
 
-    Raises ConflictFault for a run without a patch, for another patch, and where it is said already; StoreFault.
+    Raises ConflictFault for a run without a patch, for another patch, and where somebody was faster; StoreFault.
     """
     found = _patch(run)
     if not found.startswith(patch):
         raise ConflictFault(f"run {run.id} has another patch now", hint=f"look again: dawn diff {run.id}")
     before = read_reviews(archive, run.id)
-    if before and (before[-1].decision, before[-1].patch, before[-1].comment) == (decision, found, comment):
+    if seen is not None and len(before) != seen:
+        last = before[-1] if before else None
+        said = f"was {last.decision} by {last.by} at {last.at}" if last else "has another number of reviews"
+        raise ConflictFault(f"the patch of run {run.id} {said}", hint="load the page again, look, and decide then")
+    if (
+        seen is None
+        and before
+        and (before[-1].decision, before[-1].patch, before[-1].comment) == (decision, found, comment)
+    ):
         return before[-1]
     made = Review(n=len(before), decision=decision, patch=found, by=by, at=at, comment=bounded(comment))
     write_review(archive, run.id, made)

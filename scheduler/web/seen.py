@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from scheduler import runs
 from scheduler.runs import READERS, Found, Listed, View, Views
+from scheduler.web.reading import Journals
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import digest
 from worker.store.archive import Archive
@@ -39,6 +40,7 @@ class Seen:
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
+        self.journals = Journals(archive)
         self._lock = threading.Lock()
         self._views: OrderedDict[str, _Kept] = OrderedDict()
         self._answers: OrderedDict[Hashable, _Kept] = OrderedDict()
@@ -88,6 +90,14 @@ class Seen:
         made = make()
         self._keep(self._answers, name, made, fresh_s, ANSWERS_KEPT)
         return made
+
+    def expire(self) -> None:
+        """Look again at all that may change: somebody has just decided something, and shall see it."""
+        with self._lock:
+            self._answers.clear()
+            for run, kept in self._views.items():
+                if kept.until_s != float("inf"):
+                    self._views[run] = _Kept(kept.value, 0.0)
 
     def stamp(self, of: str) -> str:
         """Of `run:<id>`, `batch:<id>` or `all`: another text when something of it has changed."""
