@@ -210,7 +210,7 @@ def test_a_line_of_a_megabyte_is_cut_and_says_so() -> None:
     patch = b"diff --git a/a.js b/a.js\n--- a/a.js\n+++ b/a.js\n@@ -0,0 +1 @@\n+" + b"x" * 2**20 + b"\n"
     (row,) = rows(patch, diffs.read(patch).files[0])
 
-    assert (len(row.text), row.more) == (diffs.LINE_CHARS, 2**20 - diffs.LINE_CHARS)
+    assert (len(row.text), row.more) == (diffs.LINE_BYTES, 2**20 - diffs.LINE_BYTES)
     assert row.spans == (("", row.text),)
 
 

@@ -23,7 +23,7 @@ HUNKS_MAX: Final = 20_000
 HEADER_BYTES: Final = 64 * 1024
 """Of what stands before a file's first hunk so much is read: two paths of 4,096 bytes, quoted, in three places."""
 PATH_CHARS: Final = 4_096
-LINE_CHARS: Final = 5_000
+LINE_BYTES: Final = 5_000
 """Of a line that is shown; some files are one line of a megabyte. The whole patch can be had as a file."""
 ROWS: Final = 1_000
 """Of one window: more than a person reads at once, and 0.3 MB of HTML."""
@@ -79,7 +79,7 @@ class Patch:
 @dataclass(frozen=True)
 class Row:
     """A line of a hunk. old, new: its numbers before and after. text: exactly as it is, without sign and newline;
-    bytes that are no UTF-8 as `\\xff`. spans: the same in pieces with their colour. more: characters left out."""
+    bytes that are no UTF-8 as `\\xff`. spans: the same in pieces with their colour. more: bytes of it left out."""
 
     sign: Sign
     old: int | None
@@ -275,35 +275,46 @@ def _read(patch: bytes, place: Place, skip: int, take: int) -> Hunk | None:
     from unidiff.errors import UnidiffParseError
     from unidiff.patch import PatchSet
 
-    header = _text(patch[place.start : place.body - 1])[:LINE_CHARS]
+    header = _text(patch[place.start : place.body - 1])[:LINE_BYTES]
     start = _line(patch, place.body, place.stop, skip)
     stop = _line(patch, start, place.stop, take - skip)
     if start == stop:
         return Hunk(place.number, header, (), skip, place.lines - skip)
     before = [patch.count(sign, place.body - 1, start - 1) for sign in (b"\n ", b"\n-", b"\n+")]
     inside = [patch.count(sign, start - 1, stop) for sign in (b"\n ", b"\n-", b"\n+")]
-    text = _text(patch[start:stop])
+    whole = patch[start:stop].removesuffix(b"\n").split(b"\n")
+    lines = [_text(_cut(line)) for line in whole]
     old, new = place.old + before[0] + before[1], place.new + before[0] + before[2]
-    told = f"@@ -{old},{inside[0] + inside[1]} +{new},{inside[0] + inside[2]} @@\n"
+    told = f"@@ -{old},{inside[0] + inside[1]} +{new},{inside[0] + inside[2]} @@"
     try:
-        read = PatchSet.from_string(f"--- a\n+++ b\n{told}{text}")
+        read = PatchSet.from_string("\n".join(["--- a", "+++ b", told, *lines]))
     except UnidiffParseError:
         return None
-    lines = [line for file in read for hunk in file for line in hunk]
-    if "".join(f"{line.line_type}{line.value}" for line in lines).rstrip("\n") != text.rstrip("\n"):
+    found = [line for file in read for hunk in file for line in hunk]
+    if [f"{line.line_type}{line.value.removesuffix(chr(10))}" for line in found] != lines:
         return None
     rows = tuple(
         Row(
-            cast(Sign, line.line_type), line.source_line_no, line.target_line_no, *_cut(line.value.removesuffix("\n"))
+            cast(Sign, line.line_type),
+            line.source_line_no,
+            line.target_line_no,
+            text[1:],
+            (),
+            len(said) - len(_cut(said)),
         )
-        for line in lines
+        for line, text, said in zip(found, lines, whole, strict=True)
     )
     return Hunk(place.number, header, rows, skip, place.lines - take)
 
 
-def _cut(text: str) -> tuple[str, tuple[Span, ...], int]:
-    more = max(0, len(text) - LINE_CHARS)
-    return text[:LINE_CHARS], (), more
+def _cut(line: bytes) -> bytes:
+    """What is shown of a line with its sign: not ending within a character."""
+    if len(line) <= LINE_BYTES + 1:
+        return line
+    end = LINE_BYTES + 1
+    while end > LINE_BYTES - 2 and line[end] & 0xC0 == 0x80:
+        end -= 1
+    return line[:end]
 
 
 def _coloured(hunk: Hunk, path: str, allowance: Allowance) -> Hunk:

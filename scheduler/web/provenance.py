@@ -1,5 +1,5 @@
-"""Owns which call of a run made which lines of its patch. Refuses to guess: a hunk whose lines no call is shown to have
-written is the last call's that changed its file, and says so; where there is none, nobody's.
+"""Owns which call of a run made which lines of its patch. Refuses to guess: a hunk whose lines no call is shown to
+have written is the last call's that changed its file, and says so; where there is none, nobody's.
 """
 
 from __future__ import annotations
