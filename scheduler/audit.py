@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scheduler.runs import View
+from worker.contract.errors import IntegrityFault
 from worker.contract.events import Asked, Decided, Record, Sealed, Steered, Submitted
 from worker.store.archive import Archive
 from worker.store.deliveries import read_after
 from worker.store.journal import Journal
 from worker.store.mail import read_mail
+from worker.store.skim import skimmed
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,17 @@ class Act:
         return self.at[:19].replace("T", " "), self.who, self.did, self.what, seq
 
 
-def audit_of(archive: Archive, view: View) -> list[Act]:
-    """Every act of a person on the run, and every question to one, oldest first. Raises as Journal.read does."""
-    acts = [act for record, _ in Journal(archive, view.task.run).read() for act in acts_of(record)]
+def audit_of(archive: Archive, view: View, *, partly: bool = False) -> list[Act]:
+    """Every act of a person on the run, and every question to one, oldest first. partly: where the journal is
+    damaged, those before that. Raises as Journal.read does."""
+    acts: list[Act] = []
+    try:
+        for record, _ in Journal(archive, view.task.run).read(parse=skimmed):
+            acts += acts_of(record)
+    except IntegrityFault:
+        if not partly:
+            raise
+        return acts
     if view.run.sealed is None:
         mail = read_mail(archive, view.run, view.task.batch)
         acts += [_steered(steered, None) for steered in mail.steered()]

@@ -4,6 +4,7 @@ a model be anything but text: everything is escaped, control characters are writ
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -52,12 +53,18 @@ def as_json(page: Page) -> bytes:
     import pydantic_core
 
     told = {"schema": SCHEMA, "title": page.title, "command": page.command, "data": page.data}
-    return pydantic_core.to_json(told, indent=2)
+    try:
+        return pydantic_core.to_json(told, indent=2)
+    except pydantic_core.PydanticSerializationError:
+        # Half a letter, which a file or a model may hold, is no UTF-8: JSON can say it in an escape.
+        return json.dumps(pydantic_core.to_jsonable_python(told), indent=2).encode()
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from scheduler.web import ansi
 
     made = Environment(
         loader=PackageLoader("scheduler.web"),
@@ -67,7 +74,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"usd": _usd, "duration": duration, "size": size, "when": when, "number": _number, "css": css}
+    made.filters |= {
+        "ansi": ansi.html,
+        "usd": _usd,
+        "duration": duration,
+        "size": size,
+        "when": when,
+        "number": _number,
+        "css": css,
+    }
     return made
 
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from scheduler.web.page import Way
-from scheduler.web.pages import batch_papers, batch_time, batches, home
+from scheduler.web.pages import accounts, batch_papers, batch_time, batches, diff, home, runs, steps
 
-WAYS: Final[tuple[Way, ...]] = (*home.WAYS, *batches.WAYS, *batch_time.WAYS, *batch_papers.WAYS)
+WAYS: Final[tuple[Way, ...]] = (
+    *home.WAYS,
+    *batches.WAYS,
+    *batch_time.WAYS,
+    *batch_papers.WAYS,
+    *runs.WAYS,
+    *steps.WAYS,
+    *diff.WAYS,
+    *accounts.WAYS,
+)

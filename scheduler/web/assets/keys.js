@@ -1,1 +1,64 @@
-// Keys of pages that have steps or a queue.
+// Keys of the pages of a run: j and k, the next and the last step; l and h, the next and the last problem.
+// A page says what there is: links with data-key, or a list with data-steps. Nothing here knows an address.
+(() => {
+  const busy = (event) =>
+    event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented ||
+    event.target.closest("input, textarea, select, [contenteditable]");
+
+  const list = () => document.querySelector("[data-steps]");
+  const items = () => Array.from(list().querySelectorAll("[data-step]"));
+
+  const current = () => {
+    const inside = document.activeElement && document.activeElement.closest("[data-step]");
+    if (inside) return inside;
+    const named = location.hash.startsWith("#step-") && document.getElementById(location.hash.slice(1));
+    return list().querySelector("[data-step].selected") || named || null;
+  };
+
+  const select = (item) => {
+    for (const one of items()) one.classList.toggle("selected", one === item);
+    item.querySelector("summary").focus();
+    item.scrollIntoView({ block: "nearest" });
+  };
+
+  const follow = (selector, end) => {
+    const link = document.querySelector(selector);
+    if (link) location.assign(link.href + (link.href.includes("#") ? "" : end));
+  };
+
+  const moveTo = (found, at, step, elsewhere, end) => {
+    const next = step > 0 ? found.find((one) => one.n > at) : found.filter((one) => one.n < at).pop();
+    if (next) select(next.item);
+    else follow(elsewhere, end);
+  };
+
+  const inList = (key) => {
+    const all = items().map((item, n) => ({ item, n }));
+    const problems = all.filter((one) => "problem" in one.item.dataset);
+    const here = current();
+    const at = here ? items().indexOf(here) : -1;
+    if (key === "j") moveTo(all, at, 1, ".pager a[rel=next]", "#first");
+    if (key === "k") moveTo(all, at < 0 ? all.length : at, -1, ".pager a[rel=prev]", "#last");
+    if (key === "l") moveTo(problems, at, 1, "a[data-after]", "");
+    if (key === "h") moveTo(problems, at < 0 ? all.length : at, -1, "a[data-before]", "");
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (!["j", "k", "h", "l"].includes(event.key) || busy(event)) return;
+    const link = document.querySelector(`a[data-key="${event.key}"]`);
+    if (link) {
+      event.preventDefault();
+      location.assign(link.href);
+    } else if (list()) {
+      event.preventDefault();
+      inList(event.key);
+    }
+  });
+
+  // Where a key led to another page of the list, its first or last step is the one.
+  if (list() && ["#first", "#last"].includes(location.hash)) {
+    const all = items();
+    if (all.length) select(all[location.hash === "#first" ? 0 : all.length - 1]);
+  }
+  if (list() && location.hash.startsWith("#step-") && current()) select(current());
+})();
