@@ -235,8 +235,8 @@ def test_code_has_colours() -> None:
     (file,) = diffs.read(EDIT).files
     added = [row.spans for row in rows(EDIT, file) if row.sign == "+"]
 
-    assert ("mi", "2") in added[0]
-    assert any(kind.startswith("s") for kind, _ in added[1])
+    assert ("c-mi", "2") in added[0]
+    assert any(kind.startswith("c-s") for kind, _ in added[1])
 
 
 def test_when_the_time_is_used_up_text_is_plain() -> None:

@@ -29,6 +29,8 @@ ROWS: Final = 1_000
 """Of one window: more than a person reads at once, and 0.3 MB of HTML."""
 RAW_BYTES: Final = 128 * 1024
 """Of one window of text that is no diff."""
+EDGE_BYTES: Final = 4 * 1024
+"""A line that is no longer than this is not cut at the edge of such a window."""
 NO_NEWLINE: Final = b"\\ No newline at end of file"
 
 Sign = Literal["+", "-", " ", "\\"]
@@ -332,11 +334,23 @@ def _coloured(hunk: Hunk, path: str, allowance: Allowance) -> Hunk:
 
 def _raw(patch: bytes, file: FileChange, first: int) -> Window:
     total = file.stop - file.start
-    start = file.start + min(first, total)
-    stop = min(file.stop, start + RAW_BYTES)
-    if stop < file.stop:  # not within a line, nor within a character, unless the line is longer than that
-        stop = patch.rfind(b"\n", start, stop) + 1 or stop
+    start = _edge(patch, file, file.start + min(first, total))
+    stop = _edge(patch, file, file.start + min(first + RAW_BYTES, total))
     return Window(file, (), _text(patch[start:stop]), start - file.start, stop - file.start, total)
+
+
+def _edge(patch: bytes, file: FileChange, at: int) -> int:
+    """Where text is cut near a place: behind a line, or else between two characters. Windows that begin a full one
+    apart leave nothing out, and neither do those that begin where another ends."""
+    if at in (file.start, file.stop):
+        return at
+    newline = patch.rfind(b"\n", max(file.start, at - EDGE_BYTES), at)
+    if newline >= 0:
+        return newline + 1
+    for back in range(min(4, at - file.start)):
+        if patch[at - back] & 0xC0 != 0x80:
+            return at - back
+    return at
 
 
 def _line(patch: bytes, start: int, stop: int, count: int) -> int:

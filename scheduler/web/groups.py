@@ -126,6 +126,11 @@ class _Kind:
         return -len(self.runs), self.form.digest
 
 
+def opened_as(run: str, patch: str) -> str:
+    """What a visitor has opened who has seen this run's patch, in few bytes (Page.opened). patch: its digest."""
+    return digest(f"{run} {patch}".encode())[:16]
+
+
 def grouped(changed: Iterable[Changed]) -> Groups:
     """The groups of a batch, the same whatever order its runs come in. Each patch is let go of as soon as it was
     read."""

@@ -114,7 +114,8 @@ def _class(token: Any) -> str:
         return ""
     while token not in STANDARD_TYPES:
         token = token.parent
-    return str(STANDARD_TYPES[token])
+    short = STANDARD_TYPES[token]
+    return f"c-{short}" if short else ""
 
 
 @lru_cache(maxsize=256)
