@@ -347,8 +347,8 @@ GUARDS = (
     guard(
         "a reply lost with its worker is counted",
         "worker/attempt.py",
-        "lost = lost_reply(self.task, before, self.ledger.records, self._tools().specs, self.station.prices)",
-        "lost = None",
+        "before = self.ledger.claim(claimed, self._lost)",
+        "before = self.ledger.claim(claimed)",
         "test_histories.py::test_a_reply_that_dies_with_its_worker_is_counted",
     ),
     guard(

@@ -17,7 +17,7 @@ from sandboxes import ARCHIVE
 from worker import attempt
 from worker.contract.cancel import Cancel
 from worker.contract.errors import EngineFault, FencedFault, StoreFault
-from worker.contract.events import Claimed, Failure, Observed, Replied, Sealed
+from worker.contract.events import Claimed, Failure, Observed, Prepared, Replied, Sealed
 from worker.contract.guards import Guards
 from worker.contract.redact import Redactor
 from worker.contract.script import parse_script
@@ -338,6 +338,30 @@ def test_a_store_that_refuses_outputs_is_not_tried_for_ever(night: Night, wait_u
     sealed = journal.load().sealed
     assert sealed is not None
     assert str(sealed.failure) == "infra/store"
+
+
+def test_a_lost_reply_is_counted_before_anything_can_fail(night: Night) -> None:
+    """A takeover that cannot sweep gives the run back, and what the worker that died may have paid for is counted."""
+    journal = night.submit(model="anthropic/claude-sonnet-4-5", script=None)
+    cancel = Cancel()
+    with Lease(night.station.hints, "run:run-1", night.station.settings, cancel) as lease:
+        died = Ledger(journal, lease, cancel, Redactor({}), utc_now)
+        died.claim(Claimed(worker="w", engine="e", lane="main"))
+        died.commit(Prepared(environment_key="k", environment="e", commit="c", image="i", reused=False))
+
+    class Away:
+        def __init__(self, real: DockerSandbox) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def owned(self, archive: str) -> Any:
+            raise EngineFault("the engine is away")
+
+    assert night.work(sandbox=Away(night.station.sandbox)) == "yielded"
+    assert types(journal) == ["submitted", "claimed", "prepared", "claimed", "unrecorded", "yielded"]
+    assert journal.load().unrecorded_microusd > 0
 
 
 def test_what_cannot_be_removed_after_the_seal_changes_nothing(night: Night) -> None:

@@ -29,6 +29,7 @@ from worker.contract.events import (
     Failure,
     FedBack,
     Finished,
+    Unrecorded,
     Verdict,
 )
 from worker.contract.run import Run
@@ -107,7 +108,8 @@ class _Attempt:
             return "not_due"
         station.sandbox.has_image("toolbox")  # learns whether the engine answers: a claim without one would count
         engine, previous = station.sandbox.engine_id, _previous(before, station)
-        self.ledger.claim(Claimed(worker=station.name, engine=engine, lane=station.lane, previous=previous))
+        claimed = Claimed(worker=station.name, engine=engine, lane=station.lane, previous=previous)
+        before = self.ledger.claim(claimed, self._lost)
         with ExitStack() as stack:
             stack.callback(station.drain_now.on_set(lambda: self.cancel.set("drain")))
             stack.enter_context(
@@ -141,11 +143,8 @@ class _Attempt:
             return ENDED[status]
 
     def _stages(self, before: Run) -> str:
+        take_stock(before, self.ledger, self.station)  # first: the next attempt would not know that there was any
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
-        lost = lost_reply(self.task, before, self.ledger.records, self._tools().specs, self.station.prices)
-        if lost is not None:
-            self.ledger.commit(lost)
-        take_stock(before, self.ledger, self.station)
         if (ended := self.mailbox.take() or self.mailbox.decide()) is not None:
             return self.ending.left(ended)
         try:
@@ -161,6 +160,10 @@ class _Attempt:
         ):
             host.restore()
             return self._loop(host, workspace, prepared, model)
+
+    def _lost(self, before: Run) -> Unrecorded | None:
+        """The reply that the attempt before may have been waiting for when it died."""
+        return lost_reply(self.task, before, self.ledger.records, self._tools().specs, self.station.prices)
 
     @property
     def _owner(self) -> Owner:

@@ -108,15 +108,19 @@ class Ledger:
         """That much of the time since the last commit was spent waiting for a provider's rate: no working time."""
         self._waited_s += seconds
 
-    def claim(self, event: Claimed) -> None:
-        """Start an attempt. An ordinary segment that won the number is taken in and the next one tried, because the
-        attempt before may have committed its last step meanwhile. FencedFault when the run ended, was claimed, parked
-        or was given back for a while, and when the lease was lost on the way."""
+    def claim(self, event: Claimed, lost: Callable[[Run], Event | None] = lambda before: None) -> Run:
+        """Start an attempt; the run as the one before left it is returned. An ordinary segment that won the number is
+        taken in and the next one tried, because that attempt may have committed its last step meanwhile. lost: what
+        is counted because of how that one ended; it stands in the claim's segment, so that this attempt cannot end
+        before it is counted. FencedFault when the run ended, was claimed, parked or was given back for a while, and
+        when the lease was lost on the way."""
         while True:
             self.check()
+            before, counted = self.run, lost(self.run)
+            events = [event] if counted is None else [event, counted]
             try:
-                self._take(self._append(self.run, [event], attempt=self.run.last_seq + 1))
-                return
+                self._take(self._append(before, events, attempt=before.last_seq + 1))
+                return before
             except AppendConflict as conflict:
                 if any(isinstance(record.event, Claimed | Sealed) for record, _ in conflict.winner):
                     raise FencedFault("somebody else claimed or ended the run first") from conflict
