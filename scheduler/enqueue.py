@@ -16,6 +16,7 @@ from scheduler.manifests.reading import Loaded
 from scheduler.work import earlier, reused, work_key
 from worker.contract.errors import ConflictFault
 from worker.contract.events import Event, canonical, digest
+from worker.contract.surroundings import Environment
 from worker.contract.task import Repo, Task, version_of
 from worker.store import keys
 from worker.store.archive import Archive
@@ -53,12 +54,14 @@ def freeze(
     frozen = [
         {
             "repo": repo.model_dump(mode="json"),
-            "image": one.target.image or manifest.environment.image,
+            "image": one.target.image or loaded.environment.image,
             **one.target.model_dump(include={"id", "vars"}),
         }
         for one, repo in zip(loaded.targets, repos, strict=True)
     ]
     asked = {**manifest.model_dump(mode="json", exclude={"targets"}), "script": loaded.script, "key": key}
+    if loaded.environment.dockerfile is not None:
+        asked["dockerfile"] = loaded.environment.dockerfile
     name = f"{manifest.name}-{digest(canonical([asked, frozen]))[:ID_DIGITS]}"
     asked_of_all = {
         "model": manifest.task.model,
@@ -87,24 +90,30 @@ def freeze(
     }
     tasks = [
         Task(
-            v=version_of(asked_of_all | {"repo": repo, "vars": one.target.vars, "environment": manifest.environment}),
+            v=version_of(asked_of_all | {"repo": repo, "vars": one.target.vars, "environment": environment}),
             run=run_id(name, repo, one.id, ordinal),
             batch=name,
             target=one.id,
             ordinal=ordinal,
             lane=lane,
             repo=repo,
-            environment=manifest.environment.model_copy(update={"image": entry["image"]}),
+            environment=environment,
             prompt=one.prompt,
             commands=one.commands,
             vars=one.target.vars,
             **asked_of_all,
         )
-        for one, repo, entry in zip(loaded.targets, repos, frozen, strict=True)
+        for one, repo in zip(loaded.targets, repos, strict=True)
+        for environment in (_environment(loaded.environment, one.target.image),)
         for ordinal in range(manifest.candidates)
     ]
     text = loaded.text.encode()
     return Batch(name, text, targets_json(name, tasks, text), tuple(tasks))
+
+
+def _environment(asked: Environment, image: str | None) -> Environment:
+    """That of a target, which may name an image of its own."""
+    return asked if image is None else asked.model_copy(update={"image": image, "dockerfile": None})
 
 
 Hear = Callable[[str], None]

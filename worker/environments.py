@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from worker.contract.environment import Baseline, PreparedEnvironment
+from worker.contract.environment import Baseline, BuiltImage, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, IntegrityFault, NotFoundFault
 from worker.contract.events import Prepared as PreparedEvent
 from worker.contract.events import SnapshotRef, canonical, digest
@@ -26,7 +26,7 @@ class Prepared:
 
     digest: of env.json. image: what calls run in here (an id or name this engine holds). baseline_digest: of the
     baseline's file; both None for a task without checks, or when no baseline was asked for. reused: nothing had to
-    be fetched or set up.
+    be fetched or set up. chosen: the name of the image where the task left that to us, else None.
     """
 
     environment: PreparedEnvironment
@@ -36,6 +36,7 @@ class Prepared:
     baseline_digest: str | None = None
     reused: bool = True
     duration_ms: int = 0
+    chosen: str | None = None
 
     @property
     def key(self) -> str:
@@ -49,6 +50,7 @@ class Prepared:
             baseline=self.baseline_digest,
             commit=self.environment.commit,
             image=self.environment.image,
+            image_name=self.chosen,
             reused=self.reused,
             duration_ms=self.duration_ms,
             snapshot=snapshot,
@@ -91,7 +93,7 @@ def recorded(archive: Archive, sandbox: Sandbox, event: PreparedEvent) -> Prepar
         if (stored := next(measured, None)) is None:
             raise IntegrityFault(f"{folder} does not hold the baseline this run was prepared with")
         baseline = Baseline.model_validate_json(stored)
-    return Prepared(environment, name, image, baseline, event.baseline)
+    return Prepared(environment, name, image, baseline, event.baseline, chosen=event.image_name)
 
 
 def ready_image(archive: Archive, sandbox: Sandbox, environment: PreparedEnvironment) -> str | None:
@@ -115,6 +117,27 @@ def store_image(archive: Archive, sandbox: Sandbox, image: str) -> str | None:
         return known.rpartition("/")[2]
     with sandbox.saved_image(image) as path:
         return put_content(archive, partial(keys.image, image), path)
+
+
+def known_build(archive: Archive, sandbox: Sandbox, name: str) -> str | None:
+    """The image that somebody built of a Dockerfile, on this engine, brought from the archive when it lacks it; None
+    when it is nowhere. name: digest of all that it is built of. Raises IntegrityFault."""
+    try:
+        known = parsed(BuiltImage, archive.get(keys.built_image(name)), keys.built_image(name))
+        if not sandbox.has_image(known.image):
+            key = keys.image(known.image, known.stored_image)
+            sandbox.load_image(known.image, content_chunks(archive, key, known.stored_image))
+    except NotFoundFault:
+        return None
+    return known.image
+
+
+def keep_build(archive: Archive, sandbox: Sandbox, name: str, image: str) -> None:
+    """Store an image that was built of a Dockerfile, so that `known_build` finds it."""
+    stored = store_image(archive, sandbox, image)
+    if stored is not None:
+        built = BuiltImage(image=image, stored_image=stored)
+        archive.create(keys.built_image(name), canonical(built.model_dump(mode="json")))
 
 
 def held_image(sandbox: Sandbox, environment: PreparedEnvironment) -> str | None:

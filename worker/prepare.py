@@ -9,13 +9,15 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from worker import checks, environments, handed, toolbox
+from worker import base_image, checks, environments, handed, toolbox
+from worker.base_image import SAID_BYTES, SAID_LINES, TAG_DIGITS, Asked
+from worker.base_image import SETUP_IMAGE as SETUP_IMAGE
 from worker.contract.cancel import Cancel
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import EnvironmentFault, InvalidFault, NotFoundFault
@@ -34,11 +36,10 @@ from worker.tools.shell import shell
 RECIPE: Final = 3
 """Raise it when our programs lay an environment down, or tell of it, differently: every key changes with it."""
 REPO_SECRET: Final = "DAWN_REPO_SECRET"
-SETUP_IMAGE: Final = "dawnfleet/prepared"
 RESOLVE_TIMEOUT_S: Final = 120
-SAID_LINES: Final = 20
-SAID_BYTES: Final = 2_000
-TAG_DIGITS: Final = 24
+CHUNK_BYTES: Final = 2**20
+TOOLBOX: Final = "toolbox"
+"""The image of a workspace that nothing runs in but our own programs."""
 
 
 def prepare(
@@ -99,11 +100,13 @@ def set_up(
 
 @dataclass(frozen=True)
 class _Built:
-    """A workspace that is ready to be stored. fetched: the answer of repository.py."""
+    """A workspace that is ready to be stored. fetched: the answer of repository.py. image: what calls run in; name:
+    what the engine calls it, or what setup ran in."""
 
     fetched: Mapping[str, Any]
+    name: str
     image: str
-    setup_tag: str | None
+    setup_tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -120,16 +123,15 @@ class _Preparation:
 
     def run(self, with_baseline: bool) -> Prepared:
         began = time.monotonic()
-        image_id = self.sandbox.image_id(self.task.environment.image)
-        wanted = self._wanted(image_id)
-        key = self._key(image_id, wanted)
+        asked = base_image.asked(self.task, self.sandbox, redactor=self.redactor, cancel=self.cancel)
+        wanted = self._wanted(asked.id or TOOLBOX)
+        key = self._key(asked.key, wanted)
         found = environments.find(self.archive, key)
         image = environments.ready_image(self.archive, self.sandbox, found[0]) if found else None
         reused = image is not None
         if image is None:
             try:
-                with self._workspace("prepare", image_id) as workspace:
-                    built = self._build(workspace, key, image_id, wanted)
+                with self._made(key, asked, wanted) as (workspace, built):
                     # Known, but its image is gone from this engine: then only the image is new.
                     found = found or self._store(workspace, key, built)
             except WorkspaceTooLarge as error:
@@ -137,7 +139,8 @@ class _Preparation:
                 raise EnvironmentFault(reason, f"the prepared workspace is too large: {error}") from error
             image = built.image
         assert found is not None, "known, or just stored"
-        prepared = Prepared(*found, image, reused=reused)
+        chosen = found[0].image_name if asked.name is None else None
+        prepared = Prepared(*found, image, reused=reused, chosen=chosen)
         if with_baseline and self.task.checks and self.task.baseline != "off":
             measured, name = self._baseline(prepared)
             self._accept(measured)
@@ -157,12 +160,12 @@ class _Preparation:
             resolved = self._ask(workspace, request, RESOLVE_TIMEOUT_S)
         return {"kind": "url", "url": repo.url, **resolved}
 
-    def _key(self, image_id: str, wanted: Mapping[str, Any]) -> str:
+    def _key(self, image: Any, wanted: Mapping[str, Any]) -> str:
         parts = {
             "recipe": RECIPE,
             "fetch": wanted,
             "path": self.task.repo.path,
-            "image": image_id,
+            "image": image,
             "setup": self.task.environment.setup,
             "submodules": "recursive",
             "lfs": "pointers",
@@ -173,26 +176,57 @@ class _Preparation:
             parts["cache_keys"] = words
         return digest(canonical(parts))
 
-    def _build(self, workspace: Workspace, key: str, image_id: str, wanted: Mapping[str, Any]) -> _Built:
-        repo, limits = self.task.repo, self.task.limits
+    @contextmanager
+    def _made(self, key: str, asked: Asked, wanted: Mapping[str, Any]) -> Iterator[tuple[Workspace, _Built]]:
+        """A workspace as every run with this key finds it."""
+        setup = self.task.environment.setup
         secrets = handed.values(self.task.environment.setup_secrets, "setup", self.secrets)
+        image = None if asked.name is None else self._image(asked)
+        with self._workspace("prepare", image or TOOLBOX) as workspace:
+            fetched = self._fetch(workspace, wanted)
+            name = asked.name or base_image.chosen(workspace.get("tracked"), self.task.repo.path)
+            image = image or self.sandbox.image_id(name)
+            if setup is None:
+                workspace.own()
+                yield workspace, _Built(fetched, name, image)
+            elif asked.name is not None:
+                yield workspace, self._set_up(workspace, key, _Built(fetched, name, image), secrets)
+            else:
+                level_0 = workspace.snapshot(full=True)
+                assert level_0.path is not None, "a full snapshot has a file"
+                with self._workspace("prepare", image) as other, level_0.path.open("rb") as tar:
+                    other.restore([iter(lambda: tar.read(CHUNK_BYTES), b"")])
+                    yield other, self._set_up(other, key, _Built(fetched, name, image), secrets)
+
+    def _image(self, asked: Asked) -> str:
+        return base_image.ready(
+            asked,
+            self.task,
+            archive=self.archive,
+            sandbox=self.sandbox,
+            redactor=self.redactor,
+            cancel=self.cancel,
+            store=self.store_images,
+        )
+
+    def _fetch(self, workspace: Workspace, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        repo, limits = self.task.repo, self.task.limits
         if repo.source is not None:
             workspace.put("source", self._source(repo.source))
         caps = {"bytes": limits.workspace_bytes, "files": limits.workspace_files}
         request = {"op": "fetch", **wanted, "path": repo.path, "caps": caps}
-        fetched = self._ask(workspace, request, limits.setup_timeout_s)
-        setup_tag = f"{SETUP_IMAGE}:{key[:TAG_DIGITS]}" if self.task.environment.setup else None
-        image = image_id
-        if setup_tag:
-            image = set_up(
-                self.task, workspace, setup_tag, redactor=self.redactor, cancel=self.cancel, secrets=secrets
-            )
-            self._ask(workspace, {"op": "prove", "print": fetched["print"]}, limits.setup_timeout_s, fetches=False)
+        return self._ask(workspace, request, limits.setup_timeout_s)
+
+    def _set_up(self, workspace: Workspace, key: str, before: _Built, secrets: Mapping[str, str]) -> _Built:
+        """As setup leaves it. before: what it was run on."""
+        tag = f"{SETUP_IMAGE}:{key[:TAG_DIGITS]}"
+        image = set_up(self.task, workspace, tag, redactor=self.redactor, cancel=self.cancel, secrets=secrets)
+        request = {"op": "prove", "print": before.fetched["print"]}
+        self._ask(workspace, request, self.task.limits.setup_timeout_s, fetches=False)
         workspace.own()
-        if setup_tag:
-            # What setup left in the work tree is not the agent's doing: the patch is told apart from it by this.
-            workspace.put("prepared", [json.dumps(workspace.tree()).encode()])
-        return _Built(fetched, image, setup_tag)
+        # What setup left in the work tree is not the agent's doing: the patch is told apart from it by this.
+        workspace.put("prepared", [json.dumps(workspace.tree()).encode()])
+        return replace(before, image=image, setup_tag=tag)
 
     def _source(self, name: str) -> Iterator[bytes]:
         """The packed source. Raises EnvironmentFault("repository") when it is not in the archive."""
@@ -209,7 +243,7 @@ class _Preparation:
             key=key,
             commit=built.fetched["commit"],
             branch=built.fetched["branch"],
-            image_name=self.task.environment.image,
+            image_name=built.name,
             image=built.image,
             setup_tag=built.setup_tag,
             stored_image=environments.store_image(self.archive, self.sandbox, built.image)

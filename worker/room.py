@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from worker import base_image
+from worker.base_image import SETUP_IMAGE, TAG_DIGITS
 from worker.checks import Ran, run_checks
 from worker.contract.cancel import Cancel
 from worker.contract.difftext import files_of
@@ -23,7 +25,7 @@ from worker.contract.filekinds import lists_dependencies
 from worker.contract.redact import Redactor
 from worker.contract.task import Task
 from worker.environments import Prepared, restore_chain
-from worker.prepare import SETUP_IMAGE, TAG_DIGITS, set_up
+from worker.prepare import set_up
 from worker.publish import Patch
 from worker.sandbox.protocol import Owner, Sandbox, Workspace, WorkspaceTooLarge
 from worker.store.archive import Archive
@@ -88,12 +90,25 @@ class Room:
                 apply(workspace, self.patch, cancel=self.cancel, anew=anew)
             yield workspace
 
+    def _first_image(self) -> str:
+        """What setup ran in the first time: its image has what it did then."""
+        if self.task.environment.dockerfile is None:
+            return self.sandbox.image_id(self.prepared.environment.image_name)
+        image = base_image.asked(self.task, self.sandbox, redactor=self.redactor, cancel=self.cancel)
+        return base_image.ready(
+            image,
+            self.task,
+            archive=self.archive,
+            sandbox=self.sandbox,
+            redactor=self.redactor,
+            cancel=self.cancel,
+        )
+
     @contextmanager
     def _set_up_anew(self) -> Iterator[Workspace]:
         """The environment made of base plus patch: nothing that setup did to the base is left in it."""
         name = digest(canonical([self.prepared.key, sorted(map(digest, self.patch.files.values()))]))
-        image_id = self.sandbox.image_id(self.task.environment.image)
-        with self._workspace(image_id, anew=True) as first:
+        with self._workspace(self._first_image(), anew=True) as first:
             tag = f"{SETUP_IMAGE}:{name[:TAG_DIGITS]}"
             image = set_up(self.task, first, tag, redactor=self.redactor, cancel=self.cancel)
             first.own()

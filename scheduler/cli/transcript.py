@@ -37,7 +37,8 @@ def short(record: Record) -> str:
         case Claimed() as event:
             return f"claimed by {event.worker}" + (f" (before: {event.previous})" if event.previous else "")
         case Prepared() as event:
-            return f"prepared from commit {event.commit[:12]}" + (" (reused)" if event.reused else "")
+            chosen = f" in image {event.image_name}" if event.image_name else ""
+            return f"prepared from commit {event.commit[:12]}{chosen}" + (" (reused)" if event.reused else "")
         case Replied() as event:
             calls = ", ".join(f"{call.name} {call.arguments}" for call in event.reply.calls)
             return _cut(f"step {event.step}: {calls or event.reply.text}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from scheduler.manifests.sources import Source
 from scheduler.schedules.cron import Schedule
@@ -17,13 +17,13 @@ from worker.contract.guards import Guards
 from worker.contract.model_name import ASKED, parse_model_name
 from worker.contract.notify import Notify
 from worker.contract.pattern import searchable
+from worker.contract.surroundings import Surroundings
 from worker.contract.task import (
     CANDIDATES_MAX,
     TOOL_NAMES,
     BaselinePolicy,
     Budget,
     Check,
-    Environment,
     Frozen,
     Limits,
     OnAsk,
@@ -92,6 +92,28 @@ class Work(Frozen):
         return self
 
 
+class FromDockerfile(Frozen):
+    """An image that is built once on each worker host. dockerfile: its path, relative to the manifest. The text is
+    all that is sent: no file to ADD or COPY, no secret. FROM names python, node or base, or any image that the engine
+    has or a registry gives."""
+
+    dockerfile: Annotated[str, Field(min_length=1)]
+
+
+class Workplace(Surroundings):
+    __doc__ = (
+        "image: python, node, base, or any image that the engine can run. `auto` for the one that fits what lies in "
+        "the folder that the work starts in, else in those above it (pyproject.toml, setup.py, setup.cfg, "
+        "requirements.txt or Pipfile: python; package.json: node; both in one folder: python; nothing of it: base). "
+        f"`{{dockerfile: PATH}}` for one that is built of that file, with nothing beside it. {Surroundings.__doc__}"
+    )
+
+    image: Annotated[
+        Annotated[str, Tag("name")] | Annotated[FromDockerfile, Tag("dockerfile")],
+        Discriminator(lambda value: "dockerfile" if isinstance(value, dict | FromDockerfile) else "name"),
+    ] = "python"
+
+
 def _searchable(rule: PolicyRule) -> PolicyRule:
     """Of what is submitted: tasks of older archives may have patterns that take longer."""
     try:
@@ -140,7 +162,7 @@ class Manifest(Frozen):
     exclude: tuple[Annotated[str, Field(min_length=1)], ...] = later(())
     max_targets: Annotated[int, Field(ge=1, le=TARGETS_MAX)] = later(1_000)
     task: Work
-    environment: Environment = Environment()
+    environment: Workplace = Workplace()
     checks: Checks = ()
     limits: Limits = Limits()
     policy: tuple[Annotated[PolicyRule, AfterValidator(_searchable)], ...] = ()

@@ -36,7 +36,8 @@ def _target(view: View) -> tuple[Target, Origin | None]:
         repo=repo.url or repo.label or "repository",
         ref=repo.ref,
         path=repo.path,
-        image=task.environment.image,
+        # One that was built of a Dockerfile is the manifest's own to name again.
+        image=task.environment.image if task.environment.dockerfile is None else None,
         id=task.target,
         vars=task.vars,
         secret=repo.secret,

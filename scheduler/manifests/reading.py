@@ -12,14 +12,16 @@ from typing import Annotated, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from scheduler.manifests.complaints import complaints
-from scheduler.manifests.manifest import Manifest, Work
+from scheduler.manifests.manifest import FromDockerfile, Manifest, Work, Workplace
 from scheduler.manifests.resolve import Resolved, Text, resolve
 from scheduler.manifests.sources import Asked, At, Outside, Reach, Source, Target, text_file
 from scheduler.manifests.targets import Origin
 from scheduler.manifests.template import MARK
+from worker.contract import dockerfile
 from worker.contract.errors import InvalidFault
 from worker.contract.model_name import parse_model_name
 from worker.contract.places import Document, Place, Problem, read
+from worker.contract.surroundings import DOCKERFILE_CHARS_MAX, Environment
 from worker.contract.task import Limits, OwnTool, OwnTools, beyond
 
 COMMAND_LINE: Final = "command line"
@@ -34,9 +36,10 @@ Answer = tuple[Asked, Sequence[tuple[Target, Origin | None]]]
 class Loaded:
     """A valid manifest. text: the file as written. folder: what relative paths are relative to.
 
-    script: text of the script when the model is scripted. document: where each value stands. texts: the prompt, then
-    each command, as written. targets: what its sources come to; without those of `awaited`, which only archive and
-    forges can tell (`resolved`). answers: what those said. excluded: names of those that it leaves out.
+    script: text of the script when the model is scripted. environment: with the text of the Dockerfile. document:
+    where each value stands. texts: the prompt, then each command, as written. targets: what its sources come to;
+    without those of `awaited`, which only archive and forges can tell (`resolved`). answers: what those said.
+    excluded: names of those that it leaves out.
     """
 
     manifest: Manifest
@@ -44,6 +47,7 @@ class Loaded:
     name: str
     folder: Path
     script: str | None
+    environment: Environment
     document: Document
     texts: tuple[Text, ...]
     targets: tuple[Resolved, ...]
@@ -135,6 +139,7 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
         script = script_of(manifest.task.model, folder)
     except InvalidFault as fault:
         problems.append(document.problem(("task", "model"), str(fault), code="file"))
+    environment = _environment(document, manifest.environment, folder, problems)
     texts = tuple(_texts(document, manifest.task, folder, problems))
     found = resolve(manifest, entries, document.place(("targets",)), Reach(folder), texts, sound=sound)
     problems += found.problems
@@ -145,7 +150,7 @@ def parse(text: str, name: str, folder: Path, defaults: Limits, tools: Sequence[
         manifest = manifest.model_copy(update={"task": task})
     awaited = tuple(found.awaited)
     kept, excluded = tuple(found.targets), tuple(found.excluded)
-    return Loaded(manifest, text, name, folder, script, document, texts, kept, awaited, excluded)
+    return Loaded(manifest, text, name, folder, script, environment, document, texts, kept, awaited, excluded)
 
 
 def _sound(data: Mapping[str, Any], wrong: Collection[str | int]) -> Manifest:
@@ -175,6 +180,26 @@ def _entries(document: Document, sources: Iterable[tuple[int, Source]]) -> list[
         return lambda key: document.place(("targets", number, *([key] if key else [])))
 
     return [(entry, at(number)) for number, entry in sources]
+
+
+def _environment(document: Document, asked: Workplace, folder: Path, problems: list[Problem]) -> Environment:
+    """As a task has it; problems grows by what is wrong with a Dockerfile, each at its line."""
+    rest = asked.model_dump(exclude={"image"})
+    if not isinstance(asked.image, FromDockerfile):
+        return Environment(image=asked.image, **rest)
+    name, at = asked.image.dockerfile, ("environment", "image", "dockerfile")
+    try:
+        text = text_file(folder / name, "a Dockerfile")
+        if len(text) > DOCKERFILE_CHARS_MAX:
+            raise InvalidFault(f"{name} is longer than {DOCKERFILE_CHARS_MAX >> 10} KiB", hint="move work into setup")
+    except InvalidFault as fault:
+        problems.append(document.problem(at, fault.message, code="file", hint=fault.hint))
+        return Environment(**rest)
+    problems += [
+        Place(one.line, one.column, file=name).problem("value", one.message, one.hint)
+        for one in dockerfile.read(text).mistakes
+    ]
+    return Environment(image=name, dockerfile=text, **rest)
 
 
 def _texts(document: Document, task: Work, folder: Path, problems: list[Problem]) -> Iterator[Text]:

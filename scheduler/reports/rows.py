@@ -125,7 +125,7 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
         ends = dict(view.run.failed_commands)
         told = [f"{line}  ({ends[n]})" if n in ends else line for n, line in enumerate(task.commands, start=1)]
         lines.append(("commands", "\n".join(told)))
-    lines.append(("model", task.model))
+    lines += [("model", task.model), ("image", _image(view))]
     if run.verdict:
         lines += measured(run.verdict)
     tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
@@ -209,6 +209,15 @@ def _target(view: View) -> str:
     if view.run.prepared:
         parts.append(f"commit {view.run.prepared.commit[:12]}")
     return ", ".join(part for part in parts if part)
+
+
+def _image(view: View) -> str:
+    """Which one it was given; where it was left to us, the one that was chosen."""
+    environment, prepared = view.task.environment, view.run.prepared
+    if environment.dockerfile is not None:
+        return f"built of {environment.image}"
+    chosen = f" ({environment.image})" if prepared and prepared.image_name else ""
+    return (prepared.image_name if prepared and prepared.image_name else environment.image) + chosen
 
 
 def _state(view: View, now: datetime) -> str:

@@ -80,6 +80,7 @@ EVENTS: Final[list[e.Event]] = [
         baseline=SHA[0],
         commit="c" * 40,
         image="i",
+        image_name="node",
         reused=True,
         duration_ms=9,
         snapshot=SNAPSHOT,

@@ -17,8 +17,9 @@ BASELINE_VERSION: Final = 2
 class PreparedEnvironment(Frozen):
     """`environments/<key>/env.json`, written once: where every run with this key starts.
 
-    branch: "" when the ref is a tag or commit. image_name: what the task calls it; image: the engine's id of the
-    image that calls run in; setup_tag: the name that `setup`'s image has on an engine, None without setup.
+    branch: "" when the ref is a tag or commit. image_name: what an engine calls the image that it was made of; image:
+    the engine's id of the image that calls run in; setup_tag: the name that `setup`'s image has on an engine, None
+    without setup.
     stored_image: digest of an image under `images/`, None when it is not stored. snapshot: digest of the level 0, a
     blob beside env.json, of snapshot_bytes. listing, tree: digests of the workspace (see SnapshotRef). tracked:
     files of the start commit, those of submodules included. notes: what a person should know, one line each.
@@ -40,6 +41,16 @@ class PreparedEnvironment(Frozen):
     tracked: int
     notes: tuple[str, ...] = ()
     instructions: tuple[Instruction, ...] = later(())
+
+
+class BuiltImage(Frozen):
+    """`images/built-<digest>.json`: the image that somebody built of a Dockerfile, its bases and cache keys, whose
+    digest that is. image: the engine's id; stored_image: digest of its object under `images/`. What says so may go at
+    any time: then the image is built anew."""
+
+    v: Literal[1] = 1
+    image: str
+    stored_image: Digest
 
 
 class Baseline(Frozen):

@@ -33,7 +33,8 @@ from worker.contract.zones import Moment as Moment
 JOURNAL_VERSION: Final = 4
 """2 added `instructions` to `prepared` and `price_source` to `compacted`; 3 added `delegated`,
 `paced` to `parked` and `waited_ms` to every line; 4 added what JUnit XML tells to checks and `verdict`, `guards` to
-`verdict` and `fed_back`, `contradictions` and `reused` to `sealed`."""
+`verdict` and `fed_back`, `contradictions` and `reused` to `sealed`, `image_name`
+to `prepared`."""
 
 
 FailureClass = Literal["limit", "agent", "refused", "provider", "env", "infra"]
@@ -95,7 +96,8 @@ class Claimed(Frozen):
 class Prepared(Frozen):
     """environment: digest of env.json; takeover, verdict and fork use digests, never the key. snapshot: the level 0
     of its own that a fork begins with; None for a run that starts from the environment's. instructions: nearest to
-    the start folder first; a fork has them from its parent."""
+    the start folder first; a fork has them from its parent. image: the engine's id. image_name: that was chosen by
+    what the repository holds; None for a task that says which."""
 
     type: Literal["prepared"] = "prepared"
     environment_key: str
@@ -103,6 +105,7 @@ class Prepared(Frozen):
     baseline: Digest | None = None
     commit: str
     image: str
+    image_name: str | None = later(None)
     reused: bool
     duration_ms: int = 0
     snapshot: SnapshotRef | None = None

@@ -21,11 +21,11 @@ CacheKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/=+-]{0,99}$"
 
 class Surroundings(Frozen):
     """setup: a script run as root with network, once, in preparation. network: of the agent's commands and of checks
-    (full: the engine's bridge). resetup: whether setup is run anew before the checks of a patch that changes a list of
-    dependencies. setup_secrets: NAMES of what setup finds as files `/run/secrets/<NAME>`; none of them may stay in
+    (full: the engine's bridge). resetup: whether setup is run anew before the checks of a patch that changes a list
+    of dependencies. setup_secrets: NAMES of what setup finds as files `/run/secrets/<NAME>`; none of them may stay in
     image, work tree or HOME. cache_keys: words of your own, such as a month, that prepared environments are kept
-    under: what the repository, the image and setup are is part of that already, so change a word to have all of them
-    prepared anew."""
+    under. What the repository, the image and setup are is part of that already: change a word to have every
+    environment prepared anew."""
 
     setup: str | None = None
     network: Literal["none", "full"] = later("none")

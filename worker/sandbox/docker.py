@@ -122,6 +122,25 @@ class Stream:
                 thing.close()
 
 
+class Telling:
+    """What the engine tells of long work, a document a line; the work goes on only while somebody listens."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self._socket: socket.socket = response.raw._fp.fp.raw._sock
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        with _door("hear how it goes on"):
+            for line in self._response.iter_lines():
+                if line:
+                    yield json.loads(line)
+
+    def stop(self) -> None:
+        """Stop listening, from any thread: the engine then ends the work and what it started."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
 class Engine:
     """One container engine. Every method raises EngineFault when it does not answer or refuses."""
 
@@ -271,6 +290,28 @@ class Engine:
         for line in answer.text.splitlines():
             if error := json.loads(line).get("error"):
                 raise EngineFault(f"the engine refused to load an image: {error}")
+
+    @contextmanager
+    def told(self, path: str, options: Mapping[str, Any], timeout_s: float, data: bytes) -> Iterator[Telling]:
+        """Ask for long work and hear of it. timeout_s: of the longest silence. Raises EnvironmentFault("image") for
+        what cannot be done as asked."""
+        with _door(f"begin {path}"):
+            api = self._api
+            answer = api.post(api._url(path), data=data, params=dict(options), stream=True, timeout=timeout_s)
+            if answer.status_code in range(400, 500):
+                raise EnvironmentFault("image", str(answer.json()["message"]))
+            api._raise_for_status(answer)
+        telling = Telling(answer)
+        try:
+            yield telling
+        finally:
+            telling.stop()
+            answer.close()
+
+    def nameless(self, label: str) -> list[Mapping[str, Any]]:
+        """Images with this label (`name` or `name=value`) that have no name, and on which no other is built."""
+        with _door("list images"):
+            return list(self._api.images(filters={"dangling": True, "label": label}))
 
     def tag(self, image: str, repository: str, tag: str) -> None:
         with _door("tag an image"):

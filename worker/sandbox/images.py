@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from worker.contract.errors import EngineFault, EnvironmentFault, Fault, UsageFault
 from worker.sandbox.rootfs import debootstrapped
@@ -27,6 +27,8 @@ PULL_TIMEOUT_S = 60
 BUILD_TIMEOUT_S = 1800
 TRANSFER_TIMEOUT_S = 1800
 HASH_DIGITS = 12
+BASE: Final = "base"
+"""What the others are built on; a task may name it too."""
 
 Progress = Callable[[str], None]
 
@@ -56,6 +58,13 @@ def reference(name: str) -> str:
     """`dawnfleet/<name>:<hash12>`: a pure function of the image's entry, the files of its folder and what it is
     built on. Raises UsageFault for an unknown name."""
     return f"dawnfleet/{name}:{_digest(name)[:HASH_DIGITS]}"
+
+
+def found_by() -> dict[str, tuple[str, ...]]:
+    """Of each image that `auto` may choose, in the order in which they are looked for: the files by which a folder
+    says that it is meant. Where none lies, it is BASE."""
+    entries = _table()["images"].items()
+    return {name: tuple(entry["found_by"]) for name, entry in entries if "found_by" in entry}
 
 
 def missing(wanted: Sequence[str]) -> list[str]:
@@ -145,7 +154,8 @@ def _files(name: str) -> dict[str, bytes]:
 
 
 def _digest(name: str) -> str:
-    described: dict[str, Any] = {"entry": _entry(name)}
+    # By which files an image is found changes nothing in it.
+    described: dict[str, Any] = {"entry": {key: said for key, said in _entry(name).items() if key != "found_by"}}
     if name != "root":
         described["below"] = reference(_below(name))
         described["files"] = {path: hashlib.sha256(data).hexdigest() for path, data in _files(name).items()}

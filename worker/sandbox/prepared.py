@@ -13,13 +13,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
+from worker.contract.cancel import Cancel
+from worker.sandbox.building import BASE_LABEL, BUILD_LABEL
 from worker.sandbox.docker import Engine
 
 REPOSITORY: Final = "dawnfleet/prepared"
 GRACE_S: Final = 600
 """An image that was found a moment ago is about to be used."""
+POLL_S: Final = 0.2
+SWEEP_S: Final = 5
+"""An engine that was told to end a build needs a moment to be rid of its container."""
 
 
 class PreparedImages:
@@ -48,11 +53,29 @@ class PreparedImages:
         """Take an image that was loaded among ours."""
         self._engine.tag(image_id, self._repository, image_id.removeprefix("sha256:")[:24])
 
+    @contextmanager
+    def building(self, tag: str, cancel: Cancel) -> Iterator[None]:
+        """No other process of this host builds the image of that tag inside the block, and what the build leaves
+        beside the image goes with it. Ends at once when it is cancelled while it waits."""
+        digits = tag.rpartition(":")[2]
+        with open(self._building(digits), "ab") as mark:
+            while not (ours := _locked(mark)) and not cancel.wait(POLL_S):
+                pass
+            try:
+                yield
+            finally:
+                deadline = time.monotonic() + SWEEP_S
+                # What was cut off a moment ago may still be in use.
+                while ours and self._sweep(f"{BUILD_LABEL}={digits}") and time.monotonic() < deadline:
+                    time.sleep(POLL_S)
+
     def trim(self, most_bytes: int) -> int:
         """Remove those used longest ago until the rest fits; returns how many went. Raises EngineFault.
 
-        An image counts with what it adds to its parent, one that was loaded in full.
+        An image counts with what it adds to its parent, one that was loaded in full. What builds of dead workers left
+        goes too.
         """
+        self._sweep(BUILD_LABEL, grace_s=GRACE_S)
         every = {str(image["Id"]): image for image in self._engine.images()}
         ours = {key: image for key, image in every.items() if self._names(image)}
         sizes = {key: int(image["Size"]) - _below(image, every) for key, image in ours.items()}
@@ -65,6 +88,19 @@ class PreparedImages:
                 left -= sizes[image_id]
                 removed += 1
         return removed
+
+    def _sweep(self, label: str, *, grace_s: float = 0) -> int:
+        """Remove what lies beside the images that were built: other stages, and steps that led nowhere. Returns how
+        many are left that a container still uses. grace_s: leave younger ones, and those of a build that goes on."""
+        left = 0
+        for image in self._engine.nameless(label):
+            with open(self._building(image["Labels"][BUILD_LABEL]), "ab") as mark:
+                if not grace_s or (time.time() - image["Created"] > grace_s and _locked(mark)):
+                    left += not self._engine.remove_image(str(image["Id"]))
+        return left
+
+    def _building(self, digits: str) -> Path:
+        return self._folder / f"build-{digits}"
 
     def _remove(self, image_id: str, names: list[str]) -> bool:
         """Unless somebody works with it, here or in a container."""
@@ -95,6 +131,15 @@ class PreparedImages:
         return [name for name in image.get("RepoTags") or () if name.startswith(f"{self._repository}:")]
 
 
+def _locked(mark: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _below(image: Mapping[str, Any], every: Mapping[str, Mapping[str, Any]]) -> int:
-    parent = every.get(str(image.get("ParentId")))
+    """What the image stands on: the one it was made of, or below the steps of its build."""
+    parent = every.get(str(image.get("ParentId"))) or every.get((image.get("Labels") or {}).get(BASE_LABEL, ""))
     return int(parent["Size"]) if parent else 0

@@ -119,6 +119,17 @@ class Snapshot:
     files: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Build:
+    """How the build of an image ended. image: the engine's id, "" where it failed, and `detail` says why. said: the
+    end of what it wrote. cancelled: the end was ours."""
+
+    image: str
+    said: str = ""
+    detail: str = ""
+    cancelled: bool = False
+
+
 Judge = Callable[[Iterable[bytes]], None]
 
 
@@ -194,6 +205,18 @@ class Sandbox(Protocol):
 
     def image_id(self, image: str) -> str:
         """The engine's id of an image name of ours or any other. Raises EnvironmentFault("image") with a hint."""
+        ...
+
+    def base_id(self, image: str, limits: Limits, *, cancel: Cancel) -> str:
+        """As `image_id`, of an image to build on: a registry is asked for one of others that the engine lacks. Raises
+        EnvironmentFault("image")."""
+        ...
+
+    def build_image(
+        self, dockerfile: str, bases: Mapping[str, str], *, tag: str, limits: Limits, cancel: Cancel
+    ) -> Build:
+        """The image of that tag, built of the Dockerfile where the engine lacks it, by one process of a host at a
+        time. bases: each base that it names -> the engine's id."""
         ...
 
     def has_origin(self, image: str) -> bool:

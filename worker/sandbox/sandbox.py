@@ -12,15 +12,16 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any, Final
 
+from worker.contract.cancel import Cancel
 from worker.contract.errors import ConflictFault, EngineFault, EnvironmentFault, Fault, UsageFault
 from worker.contract.settings import Settings
 from worker.contract.task import Limits
-from worker.sandbox import images, shape
+from worker.sandbox import building, images, shape
 from worker.sandbox.docker import Engine
 from worker.sandbox.output import spool_folder
 from worker.sandbox.pool import Places
 from worker.sandbox.prepared import PreparedImages
-from worker.sandbox.protocol import Owner
+from worker.sandbox.protocol import Build, Owner
 from worker.sandbox.workspace import DockerWorkspace
 
 THREADS: Final = 32
@@ -124,6 +125,31 @@ class DockerSandbox:
     def image_id(self, image: str) -> str:
         return str(self._found(image)["Id"])
 
+    def base_id(self, image: str, limits: Limits, *, cancel: Cancel) -> str:
+        reference = _reference(image)
+        if reference != image or self._engine.image(image) is not None:
+            return self.image_id(image)
+        failure = building.pull(self._engine, image, limits, cancel)
+        found = self._engine.image(image)
+        if found is None:
+            raise EnvironmentFault(
+                "image",
+                f"the engine has no image {image}, and no registry gave it: {failure or 'it said nothing'}",
+                hint=f"bring it to every worker host: docker pull {image}, or docker load",
+            )
+        return str(found["Id"])
+
+    def build_image(
+        self, dockerfile: str, bases: Mapping[str, str], *, tag: str, limits: Limits, cancel: Cancel
+    ) -> Build:
+        if not self.has_image(tag):
+            with self._prepared.building(tag, cancel):
+                if cancel.is_set():
+                    return Build("", detail=cancel.reason, cancelled=True)
+                if not self.has_image(tag):
+                    return building.build(self._engine, dockerfile, bases, tag, limits, cancel)
+        return Build(self.image_id(tag))
+
     def _found(self, image: str) -> Mapping[str, Any]:
         """What the engine knows of an image. Raises EnvironmentFault("image") with a hint."""
         reference = _reference(image)
@@ -133,7 +159,7 @@ class DockerSandbox:
             raise EnvironmentFault(
                 "image",
                 f"the engine has no image {reference}",
-                hint="`dawn images build` makes it" if ours else f"`docker pull {reference}` may bring it",
+                hint=f"`dawn images build {image}` makes it" if ours else f"`docker pull {reference}` may bring it",
             )
         return found
 
@@ -157,7 +183,7 @@ class DockerSandbox:
 @cache
 def _reference(image: str) -> str:
     # Once: a checkout that changes under a running worker must not change its images.
-    return images.reference(image) if image in images.names() else image
+    return images.reference(image) if image in (*images.names(), images.BASE) else image
 
 
 def _ca_bundle(chosen: Path | None) -> bytes:

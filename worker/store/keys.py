@@ -254,5 +254,9 @@ def image(image_id: str, digest: str) -> str:
     return f"{image_folder(image_id)}{digest}"
 
 
+def built_image(digest: str) -> str:
+    return f"images/built-{digest}.json"
+
+
 def source(digest: str) -> str:
     return f"sources/{digest}"
