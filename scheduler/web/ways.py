@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from scheduler.web.page import Way
-from scheduler.web.pages import accounts, batch_papers, batch_time, batches, diff, home, runs, steps
+from scheduler.web.pages import (
+    accounts,
+    approvals,
+    batch_papers,
+    batch_time,
+    batches,
+    changes,
+    diff,
+    home,
+    runs,
+    steps,
+)
 
 WAYS: Final[tuple[Way, ...]] = (
     *home.WAYS,
@@ -16,4 +27,6 @@ WAYS: Final[tuple[Way, ...]] = (
     *steps.WAYS,
     *diff.WAYS,
     *accounts.WAYS,
+    *approvals.WAYS,
+    *changes.WAYS,
 )
