@@ -12,15 +12,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from scheduler.runs import READERS, View
+from scheduler.runs import READERS, View, standing
 from scheduler.web.normal import PATCH_BYTES, Form, NotCompared, differing, form, similarity
 from worker.contract.delivered import patch_of
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import canonical, digest
 from worker.store.archive import Archive
 from worker.store.journal import Journal
+
+if TYPE_CHECKING:
+    from scheduler.web.site import Site
 
 NEAR: Final = 0.6
 """Of what two patches say, what both must say to stand in one group."""
@@ -29,6 +32,7 @@ COMPARED_MAX: Final = 200
 batch of hundreds of kinds a rare one may stand alone though another is like it."""
 LINES_MAX: Final = 300_000
 """Changed lines of a whole batch that are held at once; patches behind them stand alone."""
+KEPT_S: Final = 3_600.0
 SUBMODULES: Final = "submodules.diff"
 
 
@@ -231,3 +235,11 @@ def _central(kind: _Kind) -> tuple[Changed, Form]:
 
 def _member(one: Changed, made: Form, chief: Form) -> Member:
     return Member(one.run, one.target, one.digest, differing(made, chief), made.aside, made.more_aside)
+
+
+def of_batch(site: Site, batch: str) -> Groups:
+    """The groups of a batch: of each target the run that counts for it. Found anew only when a patch has changed or
+    come. Raises as Seen.batch."""
+    views = [view for view in standing(site.seen.batch(batch).found) if patch_of(view.run) is not None]
+    told = digest(canonical([[view.task.run, patch_of(view.run)] for view in views]))
+    return site.seen.answer(("groups", batch, told), lambda: grouped(gathered(site.archive, views)), KEPT_S)

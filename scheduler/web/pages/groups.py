@@ -1,0 +1,141 @@
+"""Owns the page of a batch that shows which of its patches are alike, outliers first. Refuses to decide: a group is
+approved on the page that reviews (it asks groups.py for the same groups).
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.web import groups
+from scheduler.web.groups import Alone, Group, Member
+from scheduler.web.headline import Head, head
+from scheduler.web.page import Asked, Page, Slice, Way, address, cut
+from scheduler.web.site import Site
+
+GROUPS_SHOWN: Final = 20
+ALONE_SHOWN: Final = 50
+MEMBERS_SHOWN: Final = 100
+"""Of one variant, beside its sample; of the others their number is told, and the batch's list has them."""
+
+
+@dataclass(frozen=True)
+class ShownMember:
+    """opened: this visitor has seen its patch. to: where that is."""
+
+    member: Member
+    opened: bool
+    to: str
+
+
+@dataclass(frozen=True)
+class ShownVariant:
+    """more: members that are not named here."""
+
+    form: str
+    similarity: float
+    count: int
+    sample: ShownMember
+    others: list[ShownMember]
+    more: int
+
+
+@dataclass(frozen=True)
+class ShownGroup:
+    """to_open: what has to be opened before all may be approved at once, and is not yet."""
+
+    id: str
+    count: int
+    identical: int
+    representative: ShownMember
+    variants: list[ShownVariant]
+    to_open: list[ShownMember]
+    needed: int
+
+    @property
+    def is_read(self) -> bool:
+        return not self.to_open
+
+
+@dataclass(frozen=True)
+class ShownAlone:
+    """nearest: similarity to the nearest group, percent."""
+
+    member: ShownMember
+    why: str
+    nearest: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """patches: of the batch. to_read: how many a person opens to have seen every form. alone, groups: of this page,
+    which slice counts."""
+
+    head: Head
+    patches: int
+    to_read: int
+    grouped: int
+    alone_count: int
+    group_count: int
+    alone: list[ShownAlone]
+    groups: list[ShownGroup]
+    slice: Slice
+
+
+def overview(site: Site, asked: Asked) -> Page:
+    batch = asked.path["batch"]
+    found, top = groups.of_batch(site, batch), head(site, batch)
+    pages = max(-(-len(found.alone) // ALONE_SHOWN), -(-len(found.groups) // GROUPS_SHOWN))
+    slice = cut(pages, asked, 1)
+    alone = found.alone[slice.start * ALONE_SHOWN : slice.stop * ALONE_SHOWN]
+    shown = found.groups[slice.start * GROUPS_SHOWN : slice.stop * GROUPS_SHOWN]
+    members = sum(len(group.members) for group in found.groups)
+    data = Shown(
+        head=top,
+        patches=len(found.alone) + members,
+        to_read=len(found.alone) + sum(len(group.to_open) for group in found.groups),
+        grouped=members,
+        alone_count=len(found.alone),
+        group_count=len(found.groups),
+        alone=[_alone(asked, one) for one in alone],
+        groups=[_group(asked, one) for one in shown],
+        slice=slice,
+    )
+    command = f"dawn status {shlex.quote(batch)}"
+    return Page("batch_groups.html", f"Groups of {batch}", data, command, follows=f"batch:{batch}", tab="Groups")
+
+
+def _alone(asked: Asked, one: Alone) -> ShownAlone:
+    return ShownAlone(_member(asked, one.member), one.why, round(100 * one.nearest))
+
+
+def _group(asked: Asked, group: Group) -> ShownGroup:
+    needed = [_member(asked, one) for one in group.to_open]
+    return ShownGroup(
+        id=group.id,
+        count=len(group.members),
+        identical=sum(not one.differs for one in group.members),
+        representative=_member(asked, group.representative),
+        variants=[
+            ShownVariant(
+                form=one.form[:16],
+                similarity=one.similarity,
+                count=len(one.members),
+                sample=_member(asked, one.sample),
+                others=[_member(asked, other) for other in one.members[1 : MEMBERS_SHOWN + 1]],
+                more=max(0, len(one.members) - 1 - MEMBERS_SHOWN),
+            )
+            for one in group.variants
+        ],
+        to_open=[one for one in needed if not one.opened],
+        needed=len(needed),
+    )
+
+
+def _member(asked: Asked, member: Member) -> ShownMember:
+    opened = groups.opened_as(member.run, member.patch) in asked.opened
+    return ShownMember(member, opened, address("/runs/{run}/diff", run=member.run))
+
+
+WAYS: Final = (Way("/batches/{batch}/groups", overview),)
