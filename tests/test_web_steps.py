@@ -48,11 +48,11 @@ def totals(rows: Iterable[Row]) -> tuple[int, int, int, int, int, int]:
     found = list(rows)
     spent = [[value for _, value in usage] for row in found for usage in (row.usage, row.beside)]
     tokens = [sum(column) for column in zip(*spent, strict=True)]
-    return len([row for row in found if row.number]), *tokens, sum(row.spent_microusd for row in found)  # type: ignore[return-value]
+    return len([row for row in found if row.number]), *tokens, sum(row.spent_microusd for row in found)
 
 
 def of_run(run: Run) -> tuple[int, int, int, int, int, int]:
-    return run.steps, *(value for _, value in run.usage), run.cost_microusd  # type: ignore[return-value]
+    return run.steps, *(value for _, value in run.usage), run.cost_microusd
 
 
 @pytest.fixture

@@ -157,11 +157,14 @@ class Run(Frozen):
 
     def after(self, record: Record, line_hash: str) -> Run:
         """The run after one more record. line_hash: SHA-256 of that record's line."""
-        run = self._with(last_seq=record.seq, last_hash=line_hash, updated_at=record.at, id=record.run)
+        working_s = self.working_s
         if self.status == "running" and not isinstance(record.event, Claimed):
             # Up to the next claim nobody worked: the attempt before had died.
             worked_s = _elapsed_s(self.updated_at, record.at) - record.waited_ms / 1000
-            run = run._with(working_s=max(0.0, run.working_s + worked_s))
+            working_s = max(0.0, working_s + worked_s)
+        run = self._with(
+            last_seq=record.seq, last_hash=line_hash, updated_at=record.at, id=record.run, working_s=working_s
+        )
         run = run._apply(record)
         return run._inherited() if record.seq == 0 else run
 
