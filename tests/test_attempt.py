@@ -347,7 +347,7 @@ def test_a_lost_reply_is_counted_before_anything_can_fail(night: Night) -> None:
     with Lease(night.station.hints, "run:run-1", night.station.settings, cancel) as lease:
         died = Ledger(journal, lease, cancel, Redactor({}), utc_now)
         died.claim(Claimed(worker="w", engine="e", lane="main"))
-        died.commit(Prepared(environment_key="k", environment="e", commit="c", image="i", reused=False))
+        died.commit(Prepared(environment_key="k", environment="e" * 64, commit="c", image="i", reused=False))
 
     class Away:
         def __init__(self, real: DockerSandbox) -> None:

@@ -143,7 +143,8 @@ class _Attempt:
             return ENDED[status]
 
     def _stages(self, before: Run) -> str:
-        take_stock(before, self.ledger, self.station)  # first: the next attempt would not know that there was any
+        # Before anything that may end this attempt: the next one would not know that there is stock to take.
+        take_stock(before, self.ledger, self.station)
         sweep(self.station.archive, self.station.archive_id, self.station.sandbox, run=self.run_id)
         if (ended := self.mailbox.take() or self.mailbox.decide()) is not None:
             return self.ending.left(ended)
