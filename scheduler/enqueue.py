@@ -79,7 +79,7 @@ def freeze(
         "deliver": manifest.deliver,
         "window": manifest.window,
         "start_at": manifest.start_at,
-        "candidates": manifest.candidates,
+        "candidates": manifest.count,
         "waves": manifest.waves,
         "breaker": manifest.breaker,
         "weight": manifest.weight,
@@ -101,11 +101,12 @@ def freeze(
             prompt=one.prompt,
             commands=one.commands,
             vars=one.target.vars,
+            prefix_of=run_id(name, repo, one.id, 0) if ordinal and manifest.prefix else None,
             **asked_of_all,
         )
         for one, repo in zip(loaded.targets, repos, strict=True)
         for environment in (_environment(loaded.environment, one.target.image),)
-        for ordinal in range(manifest.candidates)
+        for ordinal in range(manifest.count)
     ]
     text = loaded.text.encode()
     return Batch(name, text, targets_json(name, tasks, text), tuple(tasks))
@@ -135,10 +136,12 @@ def submit(batch: Batch, archive: Archive, *, by: str, at: str, hear: Hear = lam
         archive.create(keys.report_due(batch.id), b"")
 
     def write(task: Task) -> bool:
-        return submit_run(task, archive, by=by, at=at, reuse=batch.reuse, hear=hear)
+        waits = task.prefix_of is not None
+        return submit_run(task, archive, by=by, at=at, reuse=batch.reuse, hear=hear, waits=waits)
 
     with ThreadPoolExecutor(WRITERS) as pool:
-        return sum(pool.map(write, batch.tasks))
+        new = sum(pool.map(write, (task for task in batch.tasks if task.prefix_of is None)))
+        return new + sum(pool.map(write, (task for task in batch.tasks if task.prefix_of is not None)))
 
 
 def _same_targets(one: bytes, other: bytes) -> bool:
@@ -155,18 +158,21 @@ def submit_run(
     reuse: bool = False,
     hear: Hear = lambda _: None,
     then: Sequence[Event] = (),
+    opening: Sequence[Event] = (),
+    waits: bool = False,
 ) -> bool:
     """Write one run, or what of it is missing, and its mark under its work; whether it is new. reuse: see Batch.
-    then: what it has read already. Raises StoreFault, ConflictFault."""
+    then: what it has read already. opening, waits: of a candidate that goes on from another (followers.py), see
+    Journal.submit. Raises StoreFault, ConflictFault."""
     work, journal = work_key(task), Journal(archive, task.run)
     if work is None:
-        return journal.submit(task, by, at, then)
+        return journal.submit(task, by, at, then, opening=opening, waits=waits)
     fresh = archive.size(keys.segment(task.run, 0)) is None
     if reuse and fresh and (done := earlier(archive, task)) is not None:
         hear(task.run)
         Inbox(archive, task.run).close(0, by=by, at=at)
         return journal.submit(task, by, at, [reused(done)])
-    new = journal.submit(task, by, at, then)
+    new = journal.submit(task, by, at, then, opening=opening, waits=waits)
     archive.create(keys.work_marker(work, task.run), b"")
     return new
 
@@ -174,6 +180,13 @@ def submit_run(
 def run_id(batch: str, repo: Repo, target: str, ordinal: int) -> str:
     """A function of what was asked, so that a repeated submit names the same run."""
     return f"{_slug(repo.label)}-{digest(canonical([batch, target, ordinal]))[:ID_DIGITS]}"
+
+
+def named(task: Task, batch: str) -> Task:
+    """The same asked in another batch."""
+    of = {ordinal: run_id(batch, task.repo, task.target, ordinal) for ordinal in (0, task.ordinal)}
+    prefix = None if task.prefix_of is None else of[0]
+    return task.model_copy(update={"batch": batch, "run": of[task.ordinal], "prefix_of": prefix})
 
 
 def entry_of(task: Task) -> dict[str, Any]:

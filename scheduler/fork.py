@@ -74,9 +74,9 @@ def fork(archive: Archive, parent: str, wish: Wish, *, key: str) -> Fork:
     step, end = step_end(lines, wish.step)
     notes = [f"{damage}; forking at step {step}, the last one before it" for damage in damage if wish.step == LAST]
     origin, written_by = parent, task
-    while end[0].seq == 0 and written_by.fork is not None:
+    while end[0].seq == 0 and written_by.parent is not None:
         # Copied itself: take it from the run whose step it was, which holds the snapshots.
-        origin = written_by.fork.run
+        origin = written_by.parent
         written_by = Journal(archive, origin).task()
         lines, _ = _sound(archive, origin)
         _, end = step_end(lines, step)
@@ -101,7 +101,7 @@ def _sound(archive: Archive, run: str) -> tuple[list[Line], list[str]]:
 
 def _changed(task: Task, point: ForkPoint, wish: Wish) -> Task:
     """The parent's task with the wish in it, still under the parent's id."""
-    fields: dict[str, Any] = {"fork": point, "lane": "interactive", "ordinal": 0, "candidates": 1}
+    fields: dict[str, Any] = {"fork": point, "lane": "interactive", "ordinal": 0, "candidates": 1, "prefix_of": None}
     if wish.model is not None:
         fields |= {"model": wish.model, "script": wish.script, "fallbacks": ()}
     if wish.prompt is not None:

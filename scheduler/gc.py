@@ -104,7 +104,7 @@ def _mark_of(archive: Archive, name: str) -> _Mark:
     batch = parent = source = why = ""
     try:
         task = journal.task()
-        batch, source, parent = task.batch, task.repo.source or "", task.fork.run if task.fork else ""
+        batch, source, parent = task.batch, task.repo.source or "", task.parent or ""
         for record, line_hash in journal.read():
             run = run.after(record, line_hash)
             if isinstance(record.event, Prepared):

@@ -89,6 +89,21 @@ class Post:
             found = pool.map(lambda run: next(iter(self._archive.list(keys.inbox_folder(run))), None), runs)
             return [run for run, key in zip(runs, found, strict=True) if key is not None]
 
+    def ending(self, now: datetime, runs: Mapping[str, str], poked: Mapping[str, int]) -> set[str]:
+        """Of runs that have read nothing, with their batches, which were read, those that were told to end. Raises
+        StoreFault."""
+
+        def told(run: str) -> bool:
+            try:
+                return any(message.kind == "cancel" for message in Inbox(self._archive, run).read())
+            except IntegrityFault:  # it ends in sight
+                return True
+
+        written = {name.removeprefix("run:") for name in poked}
+        written |= set(self.written_to(list(runs)) if self.due(now) else ())
+        ending = {run for run, batch in runs.items() if self.mail(Run(), batch).cancel is not None}
+        return ending | {run for run in written if told(run)}
+
     def mail(self, run: Run, batch: str) -> Mail:
         """What is known to lie unread."""
         known, asked = self._runs.get(run.id, _Known()), run.asked

@@ -60,6 +60,11 @@ class View:
         return "pausing" if run.status == "running" else "paused"
 
     @property
+    def follows(self) -> bool:
+        """It waits for the commands of another candidate."""
+        return self.task.prefix_of is not None and self.run.last_seq < 0
+
+    @property
     def place(self) -> str:
         """Which of its target's runs it is, "" for the only one that a submit made."""
         ordinal, candidates = self.task.ordinal, self.task.candidates

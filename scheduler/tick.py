@@ -23,7 +23,6 @@ from scheduler.planning import windows
 from scheduler.planning.backlog import Entry, Queue
 from scheduler.planning.ended import again_at
 from scheduler.planning.plan import (
-    USUAL_CLAIM_S,
     Bounds,
     Close,
     Decision,
@@ -38,7 +37,7 @@ from scheduler.planning.plan import (
     plan,
     usage,
 )
-from scheduler.planning.register import Attended, Register
+from scheduler.planning.register import Register
 from scheduler.planning.turns import Turns
 from scheduler.post import Post
 from scheduler.reports.reporting import Reporter, stands
@@ -131,6 +130,7 @@ class Scheduler:
         slots = self._slots()
         self._register.look_up()
         self._read_controls(now)
+        self._follow(now)
         heads = self._heads(slots["main"])
         visited = {*(head.run for head in heads), *self._register.backlog.some(VISITED)}
         leased, outstanding = self._look(visited)
@@ -265,6 +265,13 @@ class Scheduler:
         torn = self._post.read_batches(now, batches, self._hints.poked(f"batch:{batch}" for batch in batches))
         self._set_aside((name, fault) for batch, fault in torn for name in self._register.of(batch))
 
+    def _follow(self, now: datetime) -> None:
+        """Begin candidates whose first one has done the commands that they share."""
+        followers = self._register.followers
+        if followers.due(now):
+            poked = self._hints.poked(f"run:{name}" for name in followers.waiting)
+            self._set_aside(self._register.follow(self._post.ending(now, followers.waiting, poked)))
+
     def _read_mail(self, now: datetime, leased: set[str], visited: set[str]) -> None:
         """Take in what people sent to runs that no attempt listens for."""
         register = self._register
@@ -293,7 +300,7 @@ class Scheduler:
         but for their names."""
         gate, register, alike = Gate(self._hints), self._register, dict[Queue, Seen]()
         seen = [
-            self._seen_one(one.entry, one.run, gate, now, name in leased, _rung_age_s(one, now, name in outstanding))
+            self._seen_one(one.entry, one.run, gate, now, name in leased, one.rung_age_s(now, name in outstanding))
             for name, one in register.attended.items()
         ]
         for head in heads:
@@ -387,13 +394,3 @@ def _began(epoch: str) -> datetime:
         return datetime.fromisoformat(epoch).astimezone(UTC)
     except (ValueError, OverflowError):
         return datetime.min.replace(tzinfo=UTC)
-
-
-def _rung_age_s(one: Attended, now: datetime, outstanding: bool) -> float | None:
-    """Age of a doorbell that counts as unanswered: Redis says so, or it was answered a moment ago and the claim
-    that must follow is not in the journal yet."""
-    if one.rung is None:
-        return 0.0 if outstanding else None
-    at, claims = one.rung
-    age_s = (now - at).total_seconds()
-    return age_s if outstanding or (age_s < USUAL_CLAIM_S and claims == one.run.claims) else None

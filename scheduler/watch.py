@@ -14,7 +14,7 @@ from scheduler.planning.plan import Decision, Pool, Slots
 from scheduler.planning.why import Now, why
 from scheduler.reports.board import Board, board
 from scheduler.runs import Found, View, runs_in, standing
-from worker.contract.errors import ExitCode, HintsFault, StoreFault
+from worker.contract.errors import ExitCode, HintsFault, NotFoundFault, StoreFault
 from worker.contract.events import Record
 from worker.contract.run import exit_code
 from worker.contract.settings import Settings
@@ -71,11 +71,14 @@ class Watch:
         control = {batch: Control(self._archive, batch).read() for batch in self._batches}
         self._views = []
         for name, run in self._follower.runs.items():
-            if run.last_seq < 0:
-                continue  # a submit is about to write it, or was cut off
             task = self._tasks.get(name)
             if task is None:
-                task = self._tasks[name] = Journal(self._archive, name).task()
+                try:
+                    task = self._tasks[name] = Journal(self._archive, name).task()
+                except NotFoundFault:
+                    continue  # a submit is about to write it, or was cut off
+            if run.last_seq < 0 and task.prefix_of is None:
+                continue  # the same
             unread = [message for message in control[task.batch] if message.n >= run.control_seen]
             self._views.append(View(task, run, Mail(run, control=unread)))
         self.boards = []

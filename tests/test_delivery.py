@@ -27,7 +27,7 @@ from worker.contract.delivered import (
 from worker.contract.delivery import Deliver, filled
 from worker.contract.events import Prepared, Sealed, digest
 from worker.contract.run import Run
-from worker.contract.task import Repo, Task
+from worker.contract.task import ForkPoint, Repo, Task
 from worker.store.deliveries import Mark
 
 AT = "2026-11-30T02:00:00.000+00:00"
@@ -79,7 +79,7 @@ def test_what_cannot_be_delivered_is_refused(wrong: dict[str, Any]) -> None:
 def test_the_default_keeps_the_patch_only() -> None:
     """Nothing leaves the archive unless somebody says so."""
     assert Deliver().kind == "patch"
-    assert readiness(Deliver(), sealed(), "approved", asked=True) == "never"
+    assert readiness(task(), sealed(), "approved", asked=True) == "never"
 
 
 @settings(max_examples=30)
@@ -118,13 +118,19 @@ def test_what_a_template_is_filled_with_is_no_template() -> None:
         ("approved", sealed(), "stale", False, "review"),
         ("approved", sealed(), "approved", False, "ready"),
         ("approved", sealed("failed", None), "pending", False, "never"),
-        ("verified", sealed().model_copy(update={"parent": "lib-0"}), "pending", False, "never"),
-        ("verified", sealed().model_copy(update={"parent": "lib-0"}), "pending", True, "ready"),
     ],
 )
 def test_when_a_patch_is_delivered(when: Any, run: Run, review: Any, asked: bool, expected: str) -> None:
     """By verdict, by a person's word, or because somebody asked; a rejected one never."""
-    assert readiness(Deliver(kind="pr", when=when), run, review, asked=asked) == expected
+    assert readiness(task(deliver=Deliver(kind="pr", when=when)), run, review, asked=asked) == expected
+
+
+def test_a_fork_is_delivered_when_somebody_asks() -> None:
+    """It is a person's try. A candidate that goes on from the commands of another is none."""
+    run = sealed().model_copy(update={"parent": "lib-0"})
+    tried = task(deliver=Deliver(kind="pr"), fork=ForkPoint(run="lib-0", step=1, seq=1, hash="0" * 64))
+    assert [readiness(tried, run, "pending", asked=asked) for asked in (False, True)] == ["never", "ready"]
+    assert readiness(task(deliver=Deliver(kind="pr"), prefix_of="lib-0"), run, "pending") == "ready"
 
 
 def test_a_review_is_of_one_patch() -> None:

@@ -48,7 +48,7 @@ checks: [test]
 NOT_WORK = {
     *("v", "run", "batch", "target", "ordinal", "candidates", "lane", "repo", "fork", "labels"),
     *("limits", "budget", "waves", "breaker", "weight", "parallel", "max_per_repo", "window", "start_at"),
-    *("deliver", "notify", "vars"),
+    *("deliver", "notify", "vars", "prefix_of"),
 }
 """Of a task: who does it, when, how it is bounded and paid, and what becomes of it. (repo counts by its parts, vars
 where prompt and commands hold them.)"""

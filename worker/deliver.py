@@ -108,7 +108,7 @@ class _Delivery:
         archive, name = self.station.archive, self.task.run
         self.fold = delivered(read_deliveries(archive, name))
         review = review_state(self.folded, read_reviews(archive, name))
-        ready = readiness(self.asked, self.folded, review, asked=self.fold.asked) == "ready"
+        ready = readiness(self.task, self.folded, review, asked=self.fold.asked) == "ready"
         if not ready or self.fold.ends(self.asked.kind):
             return "nothing"
         self.lease.each_beat(self._mind)

@@ -162,10 +162,9 @@ class Deliveries:
             and now - kept.read_at < REREAD
         ):
             return
-        assert kept.task.deliver is not None, "it wants to be delivered"
         kept.fold = delivered(read_deliveries(self._archive, kept.run.id))
         review = review_state(kept.run, read_reviews(self._archive, kept.run.id))
-        kept.readiness = readiness(kept.task.deliver, kept.run, review, asked=kept.fold.asked)
+        kept.readiness = readiness(kept.task, kept.run, review, asked=kept.fold.asked)
         kept.read_at, kept.leased, kept.hint, kept.aside = now, leased, hint, None
 
     def _read_controls(self, now: datetime) -> None:

@@ -137,6 +137,14 @@ def _start(text: str) -> str:
         raise ValueError(f"{fault.message}; {fault.hint}") from None
 
 
+class Candidates(Frozen):
+    """How many runs of each target begin, and after what they part: each does the commands for itself, or all go on
+    from where the first one had done them."""
+
+    count: Annotated[int, Field(ge=2, le=CANDIDATES_MAX)]
+    after: Literal["commands"] | None = None
+
+
 class Manifest(Frozen):
     """Version 1: a batch is `task` asked of every target, measured by `checks`, bounded by `limits` and `policy`,
     and all of it together by `budget`.
@@ -175,7 +183,7 @@ class Manifest(Frozen):
     window: Window | None = later(None)
     schedule: Schedule | None = later(None)
     start_at: Annotated[str, AfterValidator(_start)] | None = later(None)
-    candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] = later(1)
+    candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] | Candidates = later(1)
     waves: Waves = later(None)
     breaker: Breaker | None = later(None)
     weight: Annotated[int, Field(ge=1, le=WEIGHT_MAX)] = later(1)
@@ -183,6 +191,22 @@ class Manifest(Frozen):
     max_per_repo: Annotated[int, Field(ge=1)] | None = later(None)
     guards: Guards | None = later(None)
     baseline: BaselinePolicy | None = later(None)
+
+    @model_validator(mode="after")
+    def _share(self) -> Manifest:
+        if self.prefix and (self.task.model == "none" or not self.task.commands):
+            raise ValueError("candidates that begin `after: commands` need commands, and a model that goes on")
+        return self
+
+    @property
+    def prefix(self) -> bool:
+        """Candidates share what their commands do."""
+        return isinstance(self.candidates, Candidates) and self.candidates.after == "commands"
+
+    @property
+    def count(self) -> int:
+        """Of the candidates."""
+        return self.candidates.count if isinstance(self.candidates, Candidates) else self.candidates
 
     @field_validator("checks")
     @classmethod

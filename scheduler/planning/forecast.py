@@ -100,7 +100,8 @@ def forecast(
     def line(task: Task) -> Line:
         repo, why = task.repo, unreachable.get(task.target, "")
         state: State = "unreachable" if why else "new"
-        if archive.size(keys.segment(task.run, 0)) is not None:
+        waits = task.prefix_of is not None and archive.size(keys.task(task.run)) is not None
+        if waits or archive.size(keys.segment(task.run, 0)) is not None:
             state = "there"
         elif batch.reuse and (done := earlier(archive, task)) is not None:
             state, why = "reused", done.id

@@ -5,7 +5,7 @@ decide, and to hold truth: all of it is read from the archive again whenever ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +14,8 @@ from typing import Final
 
 from scheduler.planning.backlog import Backlog, Entry, common, plain
 from scheduler.planning.ended import End, Ended, Member, end_of
-from scheduler.planning.plan import Group
+from scheduler.planning.followers import Followers
+from scheduler.planning.plan import USUAL_CLAIM_S, Group
 from scheduler.retry import begin
 from worker.contract.errors import Fault, IntegrityFault, NotFoundFault, StoreFault
 from worker.contract.events import Sealed
@@ -40,6 +41,15 @@ class Attended:
     looked: tuple[bool, bool] = (False, False)
     rung: tuple[datetime, int] | None = None
 
+    def rung_age_s(self, now: datetime, outstanding: bool) -> float | None:
+        """Age of a doorbell that counts as unanswered: Redis says so, or it was answered a moment ago and the claim
+        that must follow is not in the journal yet."""
+        if self.rung is None:
+            return 0.0 if outstanding else None
+        at, claims = self.rung
+        age_s = (now - at).total_seconds()
+        return age_s if outstanding or (age_s < USUAL_CLAIM_S and claims == self.run.claims) else None
+
 
 class Register:
     """by, at: who completes a submit that was cut off, and the time. keep: called now and then while many runs are
@@ -53,24 +63,26 @@ class Register:
         """Know nothing."""
         self.attended: dict[str, Attended] = {}
         self.backlog = Backlog()
+        self.followers = Followers(self._archive, self._by, self._at)
         self.broken: dict[str, str] = {}
         self._common: dict[str, Task] = {}
         self._ended: dict[str, Ended | None] = {}
         self._pending: dict[str, list[str]] = {}
 
     def __contains__(self, run: object) -> bool:
-        return run in self.attended or run in self.backlog
+        return run in self.attended or run in self.backlog or run in self.followers
 
     def __len__(self) -> int:
-        return len(self.attended) + len(self.backlog)
+        return len(self.attended) + len(self.backlog) + len(self.followers)
 
     @property
     def batches(self) -> set[str]:
         """Those with open runs."""
-        return {one.entry.batch for one in self.attended.values()}.union(self.backlog.batches)
+        others = self.followers.waiting.values()
+        return {one.entry.batch for one in self.attended.values()}.union(self.backlog.batches, others)
 
     def of(self, batch: str) -> list[str]:
-        """Its open runs."""
+        """Its open runs, those aside that wait for another candidate."""
         return [name for name, one in self.attended.items() if one.entry.batch == batch] + self.backlog.of(batch)
 
     def update(self, found: Sequence[str], *, anew: bool) -> list[tuple[str, Fault]]:
@@ -79,12 +91,12 @@ class Register:
         if anew:
             self.broken.clear()
         now_open = set(found)
-        for name in [*self.attended, *self.backlog]:
+        for name in [*self.attended, *self.backlog, *self.followers.waiting]:
             if name not in now_open:
                 self.leave(name)
         wanted = [name for name in found if name not in self.broken and name not in self.backlog]
         counted = set(self._ended)
-        faults = self.load(name for name in wanted if anew or name not in self.attended)
+        faults = self.load(name for name in wanted if anew or name not in self)
         if anew:
             self._forget()
         self._count([batch for batch in self._ended if anew or batch not in counted])
@@ -105,6 +117,11 @@ class Register:
                 self._keep()
         return faults
 
+    def follow(self, ending: Container[str]) -> list[tuple[str, Fault]]:
+        """Begin those that need not wait longer for another candidate. ending: those that were told to end. Returns
+        those that cannot be read then."""
+        return self.load(self.followers.begin(self.backlog, ending))
+
     def attend(self, run: str) -> Attended:
         """Keep the run's fold from now on."""
         if (entry := self.backlog.take(run)) is not None:
@@ -113,6 +130,7 @@ class Register:
 
     def leave(self, run: str) -> None:
         """It is not open any more."""
+        self.followers.leave(run)
         one = self.attended.pop(run, None)
         entry = self.backlog.take(run) if one is None else one.entry
         if entry is None:
@@ -124,6 +142,7 @@ class Register:
 
     def set_aside(self, run: str, fault: Fault) -> None:
         """It cannot be read."""
+        self.followers.leave(run)
         self.attended.pop(run, None)
         self.backlog.take(run)
         self.broken[run] = str(fault)
@@ -164,7 +183,7 @@ class Register:
             if known is not None:
                 return journal.load(since=known.run)
             task, run = journal.task(), journal.load()
-            if run.last_seq < 0:
+            if run.last_seq < 0 and task.prefix_of is None:
                 begin(self._archive, task, by=self._by, at=self._at())
                 run = journal.load()
             return task, run
@@ -174,6 +193,10 @@ class Register:
             return fault
 
     def _add(self, name: str, task: Task, run: Run) -> None:
+        self.followers.leave(name)
+        if run.last_seq < 0:
+            self.followers.add(task)
+            return
         shared = self._common[task.batch] = common(task, self._common.get(task.batch))
         if task.batch not in self._ended and (task.waves is not None or task.breaker is not None):
             self._ended[task.batch] = self._members(task)

@@ -86,7 +86,7 @@ def why(
         return {}
     ended = ended_of(found, control)
     group = group_of(found[0].task, ended)
-    runs = [_seen(view, ended, seen, now) for view in found if view.run.sealed is None]
+    runs = [_seen(view, ended, seen, now) for view in found if view.run.sealed is None and not view.follows]
     bounds = Bounds(settings.interactive_reserve, settings.max_runs)
     decisions = plan(now, runs, seen.slots, groups={found[0].task.batch: group}, bounds=bounds)
     return {decision.run: decision for decision in decisions}

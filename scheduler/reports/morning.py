@@ -69,7 +69,7 @@ def morning(facts: Facts) -> Morning:
     made: dict[str, Any] = {
         "batch": facts.batch,
         "at": facts.at,
-        "submitted_at": min((view.run.submitted_at for view in views), default=""),
+        "submitted_at": min(filter(None, (view.run.submitted_at for view in views)), default=""),
         "headline": headline(counts, spend),
         "ended": sealed == len(views),
         "delivering": sum(_on_its_way(view, facts.after.get(view.task.run)) for view in targets),
@@ -191,10 +191,9 @@ def _delivered(facts: Facts, views: Iterable[View]) -> Iterator[Delivered]:
 
 
 def _readiness(view: View, after: After | None) -> Readiness:
-    deliver = view.task.deliver
-    if deliver is None or after is None:
+    if after is None:
         return "never"
-    return readiness(deliver, view.run, after.review, asked=after.delivery.asked)
+    return readiness(view.task, view.run, after.review, asked=after.delivery.asked)
 
 
 def _on_its_way(view: View, after: After | None) -> bool:

@@ -118,6 +118,8 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
     if task.fork:
         said = f", told: {task.fork.message}" if task.fork.message else ""
         lines.append(("forked", f"from {task.fork.run} at step {task.fork.step}{said}"))
+    elif run.parent:
+        lines.append(("forked", f"from {run.parent} when its commands were done"))
     lines += [*_waits(view, budgets), ("starts", _starts(view))]
     if task.prompt:
         lines.append(("asked", task.prompt.strip()))
@@ -172,7 +174,7 @@ def _waits(view: View, budgets: Budgets) -> list[tuple[str, str]]:
     """What is waited for, since when and until when; of a call, what exactly would run."""
     run, waiting, asked = view.run, view.run.waiting, view.run.asked
     if run.sealed is not None or (waiting is None and view.shut is None and _held(view, budgets) is None):
-        return []
+        return [("waits", waits_for(view, budgets))] if view.follows else []
     until = f", until {waiting.until}" if waiting and waiting.until and view.shut is None else ""
     text = [f"{waits_for(view, budgets)}, since {run.updated_at}{until}"]
     if asked is not None:
@@ -184,6 +186,8 @@ def _waits(view: View, budgets: Budgets) -> list[tuple[str, str]]:
 def waits_for(view: View, budgets: Budgets) -> str:
     """Empty for a run that waits for nothing."""
     waiting = view.run.waiting
+    if view.follows:
+        return f"the commands of candidate 1: {view.task.prefix_of}"
     if (made := view.decision) is not None:
         return f"{made.decision} by {made.by}, waits for a worker"
     if view.shut is not None:
@@ -267,7 +271,7 @@ def delivery(view: View) -> str:
         return f"{told}: {came.detail}" if came.detail else told
     if not after.waits:
         return ""
-    ready = readiness(deliver, view.run, after.review, asked=came.asked)
+    ready = readiness(view.task, view.run, after.review, asked=came.asked)
     return {"ready": "waits to be delivered", "review": "waits for a review", "never": ""}[ready]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from scheduler.enqueue import ID_DIGITS, Batch, run_id, targets_json
+from scheduler.enqueue import ID_DIGITS, Batch, named, targets_json
 from scheduler.schedules.cron import Schedule
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault
 from worker.contract.events import Digest, canonical, digest
@@ -172,10 +172,7 @@ def batch_of(archive: Archive, name: str, template: str, due: datetime) -> Batch
     """The batch of a due time. Raises IntegrityFault, NotFoundFault, StoreFault."""
     made = read_template(archive, name, template)
     batch, manifest = batch_id(name, template, due), made.manifest.encode()
-    tasks = [
-        task.model_copy(update={"batch": batch, "run": run_id(batch, task.repo, task.target, task.ordinal)})
-        for task in made.tasks
-    ]
+    tasks = [named(task, batch) for task in made.tasks]
     return Batch(batch, manifest, targets_json(batch, tasks, manifest), tuple(tasks))
 
 

@@ -122,16 +122,16 @@ def review_state(run: Run, reviews: Iterable[Review]) -> ReviewState:
     return last.decision if last.patch == patch_of(run) else "stale"
 
 
-def readiness(deliver: Deliver, run: Run, review: ReviewState, *, asked: bool = False) -> Readiness:
+def readiness(task: Task, run: Run, review: ReviewState, *, asked: bool = False) -> Readiness:
     """Whether a sealed run may be delivered now, waits for a person's review, or never will be unless somebody asks.
 
     asked: somebody did; then only a patch that is rejected, or none at all, stands against it."""
-    sealed = run.sealed
-    if sealed is None or deliver.kind == "patch" or patch_of(run) is None or review == "rejected":
+    sealed, deliver = run.sealed, task.deliver
+    if sealed is None or deliver is None or deliver.kind == "patch" or patch_of(run) is None or review == "rejected":
         return "never"
     if asked or review == "approved":
         return "ready"
-    if sealed.outcome != "changed" or run.parent:  # a fork is somebody's try, who may ask
+    if sealed.outcome != "changed" or task.fork is not None:  # a fork is somebody's try, who may ask
         return "never"
     if deliver.when == "approved":
         return "review"

@@ -18,6 +18,7 @@ from worker.contract.events import (
     Decided,
     Event,
     FedBack,
+    Finished,
     Observed,
     Prepared,
     Record,
@@ -25,7 +26,8 @@ from worker.contract.events import (
     Steered,
     Submitted,
 )
-from worker.contract.task import ForkPoint
+from worker.contract.run import Run
+from worker.contract.task import ForkPoint, Task
 
 Line = tuple[Record, str]
 """A record and the SHA-256 of its line."""
@@ -57,14 +59,31 @@ def step_end(lines: Sequence[Line], step: int) -> tuple[int, Line]:
     return chosen, ends[chosen]
 
 
-def inherited(lines: Iterable[Line], point: ForkPoint, by: str) -> list[Event]:
-    """Segment 0 of a fork. lines: the parent's, from its start; nothing past the fork point is taken from it.
+def commands_end(lines: Iterable[Line], task: Task) -> ForkPoint | None:
+    """Where a run has done all of its task's commands and its model begins; None where it has not come so far, or
+    ended there. lines: of its whole journal, which is read as far as needed."""
+    run, end = Run(), None
+    for record, line_hash in lines:
+        if end is not None and record.seq > end.seq:
+            return end
+        if isinstance(record.event, Finished):
+            return None  # in the segment of the last command: it may not run, and what follows it neither
+        run = run.after(record, line_hash)
+        done = run.steps == run.command_steps == len(task.commands) and not run.pending
+        if done and isinstance(record.event, Observed | Prepared):
+            end = ForkPoint(run=run.id, step=run.steps, seq=record.seq, hash=line_hash)
+    return end
+
+
+def inherited(lines: Iterable[Line], point: ForkPoint, by: str, *, words: bool = True) -> list[Event]:
+    """Segment 0 of a fork. lines: the parent's, from its start; nothing past the fork point is taken from it. words:
+    what people said to the parent is taken along.
 
     Raises IntegrityFault when the parent has no line with that number and hash.
     """
     events: list[Event] = [Submitted(by=by, parent=point.run, parent_seq=point.seq, parent_hash=point.hash)]
     for record, line_hash in lines:
-        if _is_conversation(record.event):
+        if _is_conversation(record.event) and (words or not isinstance(record.event, Steered)):
             events.append(record.event)
         if record.seq == point.seq and line_hash == point.hash:
             if point.message:

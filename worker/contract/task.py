@@ -29,7 +29,7 @@ TASK_VERSION: Final = 3
 ADDED: Final[dict[int, frozenset[str]]] = {
     2: frozenset({"tools", "fallbacks", "budget"}),
     3: frozenset({"deliver", "labels", "candidates", "window", "start_at", "notify", "vars"})
-    | {"waves", "breaker", "weight", "parallel", "max_per_repo", "guards", "baseline"},
+    | {"waves", "breaker", "weight", "parallel", "max_per_repo", "guards", "baseline", "prefix_of"},
 }
 """The fields that a version of the task added. One without any is still written as the version before, so that an
 older worker can read it."""
@@ -317,7 +317,8 @@ class Task(Frozen):
     hears of the batch. waves, breaker: how it begins, and when no more of it does. weight: how many turns it has at
     slots for one of another batch. parallel: how many of its runs are worked on at a time; max_per_repo: how many,
     of any batch, on a repository when one of these begins there; None for any number. guards: what the patch may
-    not do; None for the usual ones where a model works. baseline: None for record.
+    not do; None for the usual ones where a model works. baseline: None for record. prefix_of: the candidate whose
+    commands it takes over, as its fork, when they are done; None for a run that does its own.
     """
 
     v: Literal[1, 2, 3] = 1
@@ -355,6 +356,12 @@ class Task(Frozen):
     max_per_repo: Count | None = later(None)
     guards: Guards | None = later(None)
     baseline: BaselinePolicy | None = later(None)
+    prefix_of: str | None = later(None)
+
+    @property
+    def parent(self) -> str | None:
+        """The run that segment 0 may be copied from."""
+        return self.prefix_of if self.fork is None else self.fork.run
 
     @model_validator(mode="after")
     def _has_work(self) -> Task:

@@ -33,5 +33,4 @@ def inherited_blob(archive: Archive, run: str, name: str) -> bytes:
 
 
 def _parent(archive: Archive, run: str) -> str | None:
-    fork = parsed(Task, archive.get(keys.task(run)), keys.task(run)).fork
-    return None if fork is None else fork.run
+    return parsed(Task, archive.get(keys.task(run)), keys.task(run)).parent
