@@ -5,9 +5,12 @@ to change any of it: Redis is asked for what it knows at this moment, which it m
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from scheduler.planning.plan import Pool, Slots
+from scheduler.planning.why import Now
 from worker.store.archive import Archive
 from worker.store.hints import Hints, WorkerOffer
 
@@ -74,3 +77,14 @@ def queues(archive: Archive, hints: Hints) -> Queues:
         holds=hints.holds(),
         scheduler=SCHEDULER in held,
     )
+
+
+def as_planned(hints: Hints, runs: Iterable[str]) -> Now:
+    """What the scheduler's plan asks Redis for. runs: those that are open. Raises HintsFault."""
+    slots: dict[Pool, Slots] = {}
+    for worker in hints.workers():
+        pool: Pool = "solo" if "solo" in worker.lanes else "main"
+        before = slots.get(pool, Slots())
+        slots[pool] = Slots(before.total + worker.slots, before.free + worker.free)
+    held = hints.held(f"run:{run}" for run in runs)
+    return Now(leased={name.removeprefix("run:") for name in held}, rung=set(hints.outstanding()), slots=slots)

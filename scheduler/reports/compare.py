@@ -76,20 +76,24 @@ def as_json(side: Side) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where the second run's way leaves the first's. step: of the model, 0 before its first."""
+    """Where the second run's way leaves the first's. step: of the model, 0 before its first. first_seq, other_seq:
+    the segments of what each did there, -1 where it did nothing more."""
 
     step: int
     first: str
     other: str
+    first_seq: int = -1
+    other_seq: int = -1
 
 
 def parting(first: Side, other: Side) -> Parting | None:
     """None where one did all that the other did, in the same order."""
     step = 0
-    for (mine, said), (yours, told) in zip_longest(_acts(first.records), _acts(other.records), fillvalue=(0, "")):
+    acts = zip_longest(_acts(first.records), _acts(other.records), fillvalue=(-1, 0, ""))
+    for (seq, mine, said), (there, yours, told) in acts:
         step = max(mine, yours, step)
         if said != told:
-            return Parting(step, said or "(nothing more)", told or "(nothing more)")
+            return Parting(step, said or "(nothing more)", told or "(nothing more)", seq, there)
     return None
 
 
@@ -112,32 +116,36 @@ def patches(first: Side, other: Side) -> list[str]:
     return lines if more <= 0 else [*lines[:PATCH_LINES], f"... and {more} more lines"]
 
 
-def _acts(records: Iterable[Record]) -> Iterator[tuple[int, str]]:
-    """What a run did and met, without times, costs and snapshots: (step, words)."""
+def _acts(records: Iterable[Record]) -> Iterator[tuple[int, int, str]]:
+    """What a run did and met, without times, costs and snapshots: (segment, step, words)."""
     step = 0
     for record in records:
-        match record.event:
-            case Replied() as event:
-                step = event.step
-                yield step, _cut("says: " + event.reply.text) if event.reply.text.strip() else "says nothing"
-                yield from ((step, _cut(f"calls {call.name} {call.arguments}")) for call in event.reply.calls)
-            case Observed() as event:
-                seen = event.observation
-                code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
-                yield step, _cut(f"{seen.tool}: {seen.status}{code}: {seen.output.strip()}")
-            case Steered() as event:
-                yield step, _cut(f"{event.kind} by {event.by} {event.text}".rstrip())
-            case Decided() as event:
-                yield step, f"{event.decision}: {event.reason}".rstrip(": ")
-            case FedBack() as event:
-                shown = "red checks are shown: " if event.checks else "what its patch may not do: "
-                yield step, shown + ", ".join([check.name for check in event.checks] or event.guards)
-            case Compacted():
-                yield step, "a summary stands for what was before"
-            case Finished() as event:
-                yield step, f"stopped: {event.failure}" if event.failure else "done"
-            case Verdict() as event:
-                yield step, f"verdict {event.verdict or '-'}"
+        step = record.event.step if isinstance(record.event, Replied) else step
+        yield from ((record.seq, step, words) for words in _acts_of(record))
+
+
+def _acts_of(record: Record) -> Iterator[str]:
+    match record.event:
+        case Replied() as event:
+            yield _cut("says: " + event.reply.text) if event.reply.text.strip() else "says nothing"
+            yield from (_cut(f"calls {call.name} {call.arguments}") for call in event.reply.calls)
+        case Observed() as event:
+            seen = event.observation
+            code = "" if seen.exit_code is None else f", exit code {seen.exit_code}"
+            yield _cut(f"{seen.tool}: {seen.status}{code}: {seen.output.strip()}")
+        case Steered() as event:
+            yield _cut(f"{event.kind} by {event.by} {event.text}".rstrip())
+        case Decided() as event:
+            yield f"{event.decision}: {event.reason}".rstrip(": ")
+        case FedBack() as event:
+            shown = "red checks are shown: " if event.checks else "what its patch may not do: "
+            yield shown + ", ".join([check.name for check in event.checks] or event.guards)
+        case Compacted():
+            yield "a summary stands for what was before"
+        case Finished() as event:
+            yield f"stopped: {event.failure}" if event.failure else "done"
+        case Verdict() as event:
+            yield f"verdict {event.verdict or '-'}"
 
 
 def _by_file(patch: bytes) -> dict[str, list[str]]:

@@ -12,10 +12,16 @@ from scheduler.web.pages import (
     batch_time,
     batches,
     changes,
+    compare,
     diff,
+    forking,
     groups,
     home,
+    queue,
+    review,
     runs,
+    schedules,
+    search,
     steps,
 )
 
@@ -31,4 +37,10 @@ WAYS: Final[tuple[Way, ...]] = (
     *accounts.WAYS,
     *approvals.WAYS,
     *changes.WAYS,
+    *forking.WAYS,
+    *review.WAYS,
+    *search.WAYS,
+    *compare.WAYS,
+    *queue.WAYS,
+    *schedules.WAYS,
 )
