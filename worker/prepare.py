@@ -168,7 +168,7 @@ class _Preparation:
             "image": image,
             "setup": self.task.environment.setup,
             "submodules": "recursive",
-            "lfs": "pointers",
+            "lfs": "contents" if self.task.environment.lfs else "pointers",
         }
         if names := sorted(set(self.task.environment.setup_secrets)):
             parts["setup_secrets"] = names  # and not their values: they come and go, and setup is the same
@@ -214,7 +214,7 @@ class _Preparation:
         if repo.source is not None:
             workspace.put("source", self._source(repo.source))
         caps = {"bytes": limits.workspace_bytes, "files": limits.workspace_files}
-        request = {"op": "fetch", **wanted, "path": repo.path, "caps": caps}
+        request = {"op": "fetch", **wanted, "path": repo.path, "caps": caps, "lfs": self.task.environment.lfs}
         return self._ask(workspace, request, limits.setup_timeout_s)
 
     def _set_up(self, workspace: Workspace, key: str, before: _Built, secrets: Mapping[str, str]) -> _Built:

@@ -28,6 +28,9 @@ CHUNK_BYTES = 1 << 20
 PREPARED = "prepared"
 """File in base/: the listing of the work tree after setup."""
 
+LFS = "lfs"
+"""And in base/: path and SHA-256 of each file whose content came from Git LFS."""
+
 Listing = Iterable[tuple[bytes, str, str]]
 """(path, mode, SHA-256 of the content), as Workspace.tree() gives it."""
 
@@ -101,7 +104,8 @@ class Base:
     """The start commit in /workspace/base. entries: path -> (mode, object id), those of submodules included.
 
     links: paths of all submodules; submodules: (path, commit) of the fetched ones, parents first. prepared: the work
-    tree as `setup` left it, None where no setup ran: what lies there unchanged is not the agent's doing.
+    tree as `setup` left it, None where no setup ran: what lies there unchanged is not the agent's doing. lfs:
+    path -> SHA-256 of contents that came from Git LFS, where the commit has pointers.
     """
 
     def __init__(self) -> None:
@@ -111,6 +115,8 @@ class Base:
         listed = json.loads((BASE / "submodules").read_text())
         self.submodules = [(os.fsencode(path), commit) for path, commit in listed]
         self.prepared = _listed(BASE / PREPARED)
+        fetched = json.loads((BASE / LFS).read_text()) if (BASE / LFS).is_file() else []
+        self.lfs = {os.fsencode(path): sha256 for path, sha256 in fetched}
         self.entries: dict[bytes, tuple[str, str]] = {}
         self.links: set[bytes] = set()
         for place, commit in [(b"", self.commit), *self.submodules]:
@@ -130,7 +136,7 @@ class Base:
         def part(path: bytes) -> Change:
             return submodules if fetched and path.startswith(fetched) else repository
 
-        known = {oid for _, oid in self.entries.values()}
+        known, in_lfs = {oid for _, oid in self.entries.values()}, set(self.lfs.values())
         new: list[Written] = []
         seen = set()
         room = READ_FACTOR * caps.patch_bytes
@@ -143,8 +149,13 @@ class Base:
             if path not in self.entries and ignore.named(reports, path):
                 left_out.add(path, "a report of a check")
                 continue
+            if self.lfs and self.lfs.get(path) == sha256 and self.entries[path][0] == mode:
+                continue
             size, oid = _object_id(path, mode, self.object_format)
             if self.entries.get(path) == (mode, oid):
+                continue
+            if path in self.lfs or sha256 in in_lfs:
+                left_out.add(path, "kept in Git LFS, whose contents are no part of a patch")
                 continue
             if self.prepared is not None and self.prepared.get(path) == (mode, sha256):
                 left_out.add(path, "changed by setup" if path in self.entries else "made by setup")

@@ -1,10 +1,11 @@
 """Owns the start of every run: a URL or a packed source becomes /workspace/repo and /workspace/base.
 
 /workspace/repo has a git directory of its own, with history; /workspace/base holds what a patch is made against:
-`git` (bare, the objects of the start commit), `commit`, `tracked` (paths, each ended by NUL) and `submodules`
-(JSON: path, commit). Refuses to leave credentials in either.
+`git` (bare, the objects of the start commit), `commit`, `tracked` (paths, each ended by NUL), `submodules` (JSON:
+path, commit) and, where contents were fetched from Git LFS, `lfs` (JSON: path, SHA-256). Refuses to leave credentials
+in either.
 
-Operations: resolve (url, ref), fetch (kind, url, ref or commit and branch, caps), and prove (print), which says
+Operations: resolve (url, ref), fetch (kind, url, ref or commit and branch, caps, lfs), and prove (print), which says
 whether base is still as fetch left it: its answer's `print`. What fetch found of instructions for agents is its
 answer's `instructions`: (path, text), nearest first.
 """
@@ -24,6 +25,8 @@ from typing import IO, Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import lfs
+from changes import LFS
 from cleangit import (
     BASE,
     HOME,
@@ -64,7 +67,8 @@ def resolve(request: dict[str, Any]) -> dict[str, Any]:
 def fetch(request: dict[str, Any]) -> dict[str, Any]:
     """kind: url (with commit and branch, as resolved), git (with ref), folder or tarball (packed at base/source).
 
-    path: the folder inside the repository that the work starts in; it must exist.
+    path: the folder inside the repository that the work starts in; it must exist. lfs: whether what
+    it keeps in Git LFS is fetched.
     """
     caps = Caps(request["caps"]["bytes"], request["caps"]["files"])
     try:
@@ -78,7 +82,7 @@ def fetch(request: dict[str, Any]) -> dict[str, Any]:
     if os.path.realpath(REPO / path) != str(REPO / path) or not (REPO / path).is_dir():
         raise Problem("repository", f"the repository has no folder {path!r}")
     tracked = _write_base(start.commit, submodules)
-    notes += _lfs_notes()
+    notes += _lfs_notes(submodules)
     return {
         "commit": start.commit,
         "branch": start.branch,
@@ -110,6 +114,10 @@ def _filled(request: dict[str, Any], caps: Caps) -> tuple[Start, list[Submodule]
         remote = open_packed(BASE / "source", BASE / "source.git", caps)
         start = remote.start(request.get("ref"))
     start = _from_git(remote, start, caps)
+    if request.get("lfs"):
+        kept = lfs.pointers(REPO / ".git", start.commit)
+        lfs.fetch_contents(remote, kept, caps)
+        (BASE / LFS).write_text(json.dumps([[os.fsdecode(one.path), one.oid] for one in kept]))
     return start, *check_out_submodules(remote, start.commit)
 
 
@@ -215,7 +223,9 @@ def _print() -> str:
     return found.hexdigest()
 
 
-def _lfs_notes() -> list[str]:
+def _lfs_notes(submodules: Sequence[Submodule]) -> list[str]:
+    if (BASE / LFS).exists():
+        return ["what submodules keep in Git LFS stays pointers"] if submodules else []
     attributes = REPO / ".gitattributes"
     if attributes.is_file() and not attributes.is_symlink() and b"filter=lfs" in attributes.read_bytes():
         return ["files kept in Git LFS are their pointers: their content is not fetched"]

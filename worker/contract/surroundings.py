@@ -25,13 +25,14 @@ class Surroundings(Frozen):
     of dependencies. setup_secrets: NAMES of what setup finds as files `/run/secrets/<NAME>`; none of them may stay in
     image, work tree or HOME. cache_keys: words of your own, such as a month, that prepared environments are kept
     under. What the repository, the image and setup are is part of that already: change a word to have every
-    environment prepared anew."""
+    environment prepared anew. lfs: the contents are fetched that the start commit keeps in Git LFS, not pointers."""
 
     setup: str | None = None
     network: Literal["none", "full"] = later("none")
     resetup: Literal["never", "on_change"] = later("never")
     setup_secrets: SecretNames = later(())
     cache_keys: Annotated[tuple[CacheKey, ...], Field(max_length=CACHE_KEYS_MAX)] = later(())
+    lfs: bool = later(False)
 
     @model_validator(mode="after")
     def _only_for_setup(self) -> Surroundings:
@@ -39,6 +40,8 @@ class Surroundings(Frozen):
             raise ValueError("setup_secrets are for setup, and there is none")
         if self.setup_secrets and self.resetup == "on_change":
             raise ValueError("setup_secrets cannot go with `resetup: on_change`, which runs what an agent wrote")
+        if self.lfs and self.resetup == "on_change":
+            raise ValueError("`lfs` cannot go with `resetup: on_change`, which begins anew from the commit")
         return self
 
     @property
