@@ -94,6 +94,7 @@ def test_every_link_of_the_folder_is_a_file_of_it(archive: Archive, batch: list[
                 reached.add(target)
                 todo.append(target)
     assert set(found) == reached
+    assert {"runs/0001/index.html", "runs/0002/steps.html"} <= reached
 
 
 def test_a_page_on_disk_neither_runs_nor_sends_nor_fetches(
@@ -110,7 +111,9 @@ def test_a_page_on_disk_neither_runs_nor_sends_nor_fetches(
 def test_names_of_files_come_from_us(archive: Archive, batch: list[str], tmp_path: Path) -> None:
     """Neither a target nor a branch nor a path names a file."""
     export(archive, tmp_path / "out")
-    own = re.compile(r"(runs/\d+/)?[a-z]+(-[a-z]+)?(-\d+)*(-page-\d+|-file-\d+)*\.html|assets/[a-z-]+\.css")
+    own = re.compile(
+        r"(runs/\d+/(delegate-\d+/)?)?[a-z]+(-out|-s?\d+)?(-page-\d+|-file-\d+)*\.html|assets/[a-z-]+\.css"
+    )
     assert [name for name in names(tmp_path / "out") - {MARK} if not own.fullmatch(name)] == []
 
 

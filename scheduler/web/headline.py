@@ -90,6 +90,13 @@ def names(site: Site, batch: str) -> list[Member]:
     return site.seen.answer(("named", batch), lambda: _named(site, batch))
 
 
+def count_now(site: Site, batch: str) -> None:
+    """Count a batch, however large, while the caller waits: from then on its pages say what came of it. Raises as
+    head."""
+    _counting(site, batch).last = count(site, batch, names(site, batch))
+    site.seen.answer(("begun", batch), lambda: None, AGAIN_S)
+
+
 def money(site: Site, batch: str) -> Spending | None:
     """What a batch spent of its budget, None without one, or while a large batch was not counted yet."""
     named = names(site, batch)

@@ -32,7 +32,7 @@ DROPPED: Final = (
     *("script", "style", "template", "noscript", "iframe", "object", "button", "select", "textarea", "datalist"),
 )
 ACTING: Final = re.compile(
-    r"on.+|hx-.+|data-copy|action|formaction|src|srcset|poster|style|ping|target|background", re.I
+    r"on.+|hx-.+|data-copy|action|formaction|src|srcset|poster|style|ping|target|background|download", re.I
 )
 """Attributes that run something, fetch something, or send something."""
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,20 +19,21 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from scheduler.exports import staged
-from scheduler.web import paper, render
+from scheduler.web import headline, paper, render
 from scheduler.web.page import Asked, Page, Visitor, Way, address
 from scheduler.web.render import Around
 from scheduler.web.site import Site
 from scheduler.web.ways import WAYS
 from worker.contract.errors import Fault, IntegrityFault, StoreFault
+from worker.store import keys
 
 SCHEMA: Final = "dawn.static/1"
 MARK: Final = ".dawn-report.json"
 """The file by which a folder of ours is known again."""
 FILES_MAX: Final = 20_000
 BYTES_MAX: Final = 512 * 2**20
-RUN_FILES_MAX: Final = 200
-"""Of one run: 20,000 steps, or its first 100 and what stands alone of them."""
+RUN_FILES_MAX: Final = 300
+"""Of one run and one kind of page: lists of 30,000 steps, and 300 of the steps themselves."""
 LEFT_OUT: Final = "left-out.html"
 LEFT_OUT_SHOWN: Final = 1_000
 
@@ -43,28 +45,32 @@ BATCH: Final[Mapping[str, str]] = {
     "/batches/{batch}/spend": "spend",
     "/batches/{batch}/manifest": "manifest",
     "/batches/{batch}/activity": "activity",
-    "/batches/{batch}/report": "report",
 }
 """Pattern of a page -> the stem of its file."""
 RUN: Final[Mapping[str, tuple[int, str]]] = {
-    "/runs/{run}": (1, "index"),
-    "/runs/{run}/diff": (2, "diff"),
-    "/runs/{run}/checks": (2, "checks"),
-    "/runs/{run}/environment": (2, "environment"),
-    "/runs/{run}/spend": (2, "spend"),
-    "/runs/{run}/audit": (2, "audit"),
-    "/runs/{run}/steps": (3, "steps"),
-    "/runs/{run}/steps/{seq}": (4, "step"),
+    "": (1, "index"),
+    "/diff": (2, "diff"),
+    "/checks": (2, "checks"),
+    "/environment": (2, "environment"),
+    "/spend": (2, "spend"),
+    "/audit": (2, "audit"),
+    "/steps": (3, "steps"),
+    "/steps/{seq}": (4, "step"),
 }
-"""Pattern -> (when its turn is: what everybody looks at first, the stem of its file)."""
+"""What stands behind the address of a run, or of a delegate -> (when its turn is: what everybody looks at comes
+first; the stem of its file)."""
+OF_RUN: Final = "/runs/{run}"
+OF_DELEGATE: Final = "/runs/{run}/delegates/{call}"
 COMMANDS: Final[Mapping[str, str]] = {
-    "/runs/{run}": "dawn show {run}",
-    "/runs/{run}/diff": "dawn diff {run}",
-    "/runs/{run}/audit": "dawn show {run} --audit",
-    "/runs/{run}/steps": "dawn logs {run}",
-    "/runs/{run}/steps/{seq}": "dawn logs {run}",
+    "": "dawn show",
+    "/diff": "dawn diff",
+    "/audit": "dawn show --audit",
+    "/steps": "dawn logs",
+    "/steps/{seq}": "dawn logs",
 }
-"""Pattern -> what tells the same in a terminal."""
+"""The same -> what tells it in a terminal."""
+STEP: Final = re.compile(r"s?[0-9]{1,9}", re.ASCII)
+"""How a step is called in an address, and the end of its file's name."""
 NUMBERS: Final = ("page", "file")
 """What of a query makes a page of its own: a number, of which a file can be named."""
 
@@ -112,9 +118,10 @@ class Folder:
         runs = site.seen.members(batch)
         width = max(4, len(str(len(runs))))
         self._runs = {run: f"runs/{number:0{width}}" for number, run in enumerate(runs, 1)}
-        self._ways = [(way, _pattern(way.pattern)) for way in ways if way.pattern in BATCH or way.pattern in RUN]
+        self._ways = [(way, _pattern(way.pattern)) for way in ways if way.pattern in BATCH or _behind(way) in RUN]
         self._files: dict[str, str] = {}
-        self._of_run: dict[str, int] = {}
+        self._folders: dict[str, Counter[str]] = {}
+        self._delegates: dict[tuple[str, str], str] = {}
         self._todo: list[_Wanted] = []
         self._order = itertools.count()
         self._left_out: dict[str, None] = {}
@@ -123,6 +130,7 @@ class Folder:
         """Make it, and put it at its place as a whole. Raises StoreFault, NotFoundFault, and UsageFault where
         something else is."""
         at = self._site.stamp()
+        headline.count_now(self._site, self._batch)
         with staged.tree(place, MARK, json.dumps({"schema": SCHEMA, "batch": self._batch, "at": at}) + "\n") as root:
             total = pages = 0
             for name, content in self._assets():
@@ -154,7 +162,7 @@ class Folder:
 
     def _stub(self, wanted: _Wanted, at: str) -> str:
         """The page of a folder that is full: links lead to it already."""
-        command = self._leave_out(wanted.way.pattern, wanted.places)
+        command = self._leave_out(wanted.way, wanted.places)
         said = {"status": "left out", "message": "This page is not in the folder, which is full", "hint": command}
         return self._page(wanted.file, wanted.here, Page("problem.html", "Left out", said, command), at)
 
@@ -193,29 +201,40 @@ class Folder:
         if here in self._files:
             return self._files[here]
         numbers = "".join(f"-{name}-{int(query[name])}" for name in NUMBERS if name in query)
-        run = places.get("run")
-        if run is None:
+        if way.pattern in BATCH:
             if places["batch"] != self._batch:
                 return LEFT_OUT
-            turn, file = 0, f"{BATCH[way.pattern]}{numbers}.html"
+            turn, folder, stem = 0, "", BATCH[way.pattern]
         else:
-            turn, stem = RUN[way.pattern]
-            if run not in self._runs or not all(_is_number(value) for name, value in places.items() if name != "run"):
+            turn, stem = RUN[_behind(way)]
+            if places["run"] not in self._runs or not STEP.fullmatch(places.get("seq", "0")):
                 return LEFT_OUT
-            numbers = "".join(f"-{int(value)}" for name, value in places.items() if name != "run") + numbers
-            file = f"{self._runs[run]}/{stem}{numbers}.html"
-        if len(self._files) >= FILES_MAX or self._of_run.get(run or "", 0) >= RUN_FILES_MAX:
-            self._leave_out(way.pattern, places)
+            folder = self._folder(places["run"], places.get("call", "")) + "/"
+            numbers = (f"-{places['seq']}" if "seq" in places else "") + numbers
+        kind = self._folders.setdefault(folder, Counter())
+        if len(self._files) >= FILES_MAX or kind[stem] >= RUN_FILES_MAX:
+            self._leave_out(way, places)
             return LEFT_OUT
-        if run is not None:
-            self._of_run[run] = self._of_run.get(run, 0) + 1
-        self._files[here] = file
+        kind[stem] += 1
+        file = self._files[here] = f"{folder}{stem}{numbers}.html"
         heapq.heappush(self._todo, _Wanted(turn, next(self._order), file, here, way, places, query))
         return file
 
-    def _leave_out(self, pattern: str, places: Mapping[str, str]) -> str:
-        told = COMMANDS.get(pattern, "dawn show {run}" if "run" in places else "dawn report {batch}")
-        command = told.format(**{"batch": self._batch, **places})
+    def _folder(self, run: str, call: str) -> str:
+        """Of a run, or of the delegate that answered a call: by their numbers."""
+        if not call:
+            return self._runs[run]
+        return self._delegates.setdefault(
+            (run, call), f"{self._runs[run]}/delegate-{sum(one == run for one, _ in self._delegates) + 1}"
+        )
+
+    def _leave_out(self, way: Way, places: Mapping[str, str]) -> str:
+        run, call = places.get("run", ""), places.get("call", "")
+        if not run:
+            command = f"dawn report {self._batch}"
+        else:
+            told = COMMANDS.get(_behind(way), "dawn show").split()
+            command = " ".join([*told[:2], keys.delegate(run, call) if call else run, *told[2:]])
         self._left_out[command] = None
         return command
 
@@ -235,6 +254,14 @@ class Folder:
 
 def _pattern(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(f"(?P<{one[1:-1]}>[^/]+)" if one[:1] == "{" else one for one in _parts(pattern)))
+
+
+def _behind(way: Way) -> str:
+    """What of a pattern stands behind the address of a run or of a delegate; the whole of any other."""
+    for base in (OF_DELEGATE, OF_RUN):
+        if way.pattern.startswith(base):
+            return way.pattern.removeprefix(base)
+    return way.pattern
 
 
 def _parts(pattern: str) -> list[str]:
