@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Endpoint = Callable[[Request], Awaitable[Response]]
 
 ASSETS: Final = {
+    "icon.svg": "image/svg+xml",
     "style.css": "text/css",
     "code.css": "text/css",
     "charts.css": "text/css",
