@@ -1,4 +1,4 @@
-// Keys of the pages of a run: j and k, the next and the last step; l and h, the next and the last problem.
+// Keys of the pages of a run: j and k, the next and the previous step; l and h, the next and the previous problem.
 // A page says what there is: links with data-key, or a list with data-steps. Nothing here knows an address.
 (() => {
   const busy = (event) =>
