@@ -23,6 +23,7 @@ from worker.store.inbox import Control
 
 FRESH_S: Final = 1.0
 """For how long something that may change is taken as it was."""
+LASTING_S: Final = 600.0
 VIEWS_KEPT: Final = 10_000
 ANSWERS_KEPT: Final = 512
 
@@ -33,6 +34,7 @@ T = TypeVar("T")
 class _Kept:
     value: Any
     until_s: float
+    lasting: bool = False
 
 
 class Seen:
@@ -92,9 +94,11 @@ class Seen:
         return made
 
     def expire(self) -> None:
-        """Look again at all that may change: somebody has just decided something, and shall see it."""
+        """Look again at all that may change: somebody has just decided something, and shall see it. What was to last
+        longer than LASTING_S has all that it depends on in its name."""
         with self._lock:
-            self._answers.clear()
+            for name in [name for name, kept in self._answers.items() if not kept.lasting]:
+                del self._answers[name]
             for run, kept in self._views.items():
                 if kept.until_s != float("inf"):
                     self._views[run] = _Kept(kept.value, 0.0)
@@ -122,7 +126,7 @@ class Seen:
 
     def _keep(self, where: OrderedDict[Any, _Kept], name: Hashable, value: object, fresh_s: float, most: int) -> None:
         with self._lock:
-            where[name] = _Kept(value, time.monotonic() + fresh_s)
+            where[name] = _Kept(value, time.monotonic() + fresh_s, fresh_s > LASTING_S)
             where.move_to_end(name)
             while len(where) > most:
                 where.popitem(last=False)

@@ -14,9 +14,11 @@ from scheduler.web.pages import (
     changes,
     compare,
     diff,
+    forking,
     groups,
     home,
     queue,
+    review,
     runs,
     schedules,
     search,
@@ -39,4 +41,6 @@ WAYS: Final[tuple[Way, ...]] = (
     *compare.WAYS,
     *queue.WAYS,
     *schedules.WAYS,
+    *forking.WAYS,
+    *review.WAYS,
 )

@@ -43,7 +43,8 @@ class ShownVariant:
 
 @dataclass(frozen=True)
 class ShownGroup:
-    """to_open: what has to be opened before all may be approved at once, and is not yet."""
+    """to_open: what has to be opened before all may be approved at once, and is not yet. named: run and digest of the
+    patch of each member, for the form that then decides on all."""
 
     id: str
     count: int
@@ -52,6 +53,7 @@ class ShownGroup:
     variants: list[ShownVariant]
     to_open: list[ShownMember]
     needed: int
+    named: list[str]
 
     @property
     def is_read(self) -> bool:
@@ -130,6 +132,7 @@ def _group(asked: Asked, group: Group) -> ShownGroup:
         ],
         to_open=[one for one in needed if not one.opened],
         needed=len(needed),
+        named=[f"{one.run} {one.patch}" for one in group.members] if all(one.opened for one in needed) else [],
     )
 
 
