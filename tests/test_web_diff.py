@@ -67,6 +67,15 @@ def test_a_hunk_leads_to_the_call_that_made_it_and_back(archive: Archive, make_r
     assert "step 3, run_command</a> was the last to change the file" in page
 
 
+def test_a_binary_file_is_folded_and_can_be_seen_as_the_patch_holds_it(
+    archive: Archive, make_run: Make, client: TestClient
+) -> None:
+    """Nobody reads it, and nothing of it is hidden."""
+    made(archive, make_run, PATCH)
+    assert "KcmZ" not in client.get("/runs/r/diff").text
+    assert "KcmZ" in client.get("/runs/r/diff?file=3").text
+
+
 def test_both_layouts_show_the_same_lines(archive: Archive, make_run: Make, client: TestClient) -> None:
     """Unified and side by side, the address says which."""
     made(archive, make_run, PATCH)

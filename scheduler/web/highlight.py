@@ -16,8 +16,9 @@ Span = tuple[str, str]
 """(class of code.css, "" for none; text)."""
 
 CHUNK_CHARS: Final = 2_000
-"""What a lexer is handed at once. Of the lexers named here the slowest text of 4,000 characters took 2.7 s on a busy
-machine (tests/bench/diffs.py), and half of it a quarter of that; then the time is used up."""
+"""What a lexer is handed at once: on texts made against them some take time that grows with its square. The slowest
+found of this length takes 0.5 s of a processor (C#), the others 0.2 s (tests/bench/diffs.py --lexers); then the time
+is used up."""
 LINE_CHARS: Final = 500
 """A longer line is data or was minified: it is not coloured."""
 PAGE_S: Final = 0.5
@@ -42,9 +43,10 @@ BY_SUFFIX: Final = {
 
 
 class Allowance:
-    """The time that colours may still take. seconds: of all texts together that are read with it."""
+    """The time that colours may still take. seconds: of the processor, of all texts together that are read with it;
+    a busy machine takes no colours away. Of one thread."""
 
-    def __init__(self, seconds: float = PAGE_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float = PAGE_S, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._until = clock() + seconds
 

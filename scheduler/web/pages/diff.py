@@ -5,9 +5,11 @@ anything but text, and to hold more of it than a page.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from scheduler.runs import READERS
 from scheduler.web import blobs, diffs, runhead, stepbody
 from scheduler.web.diffs import RAW_BYTES, ROWS, FileChange, Hunk, Patch, Row, Window
 from scheduler.web.groups import SUBMODULES, opened_as
@@ -17,6 +19,7 @@ from scheduler.web.pages.steps import place
 from scheduler.web.provenance import Origin, Provenance, provenance
 from scheduler.web.runhead import Head, Seen
 from scheduler.web.site import Site
+from scheduler.web.steps import Row as StepRow
 from worker.contract.delivered import patch_of
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import Record
@@ -26,8 +29,9 @@ PATCH_BYTES: Final = 24 * 2**20
 """What the clean room takes, and room; a larger one can be had as a file."""
 FILES_SHOWN: Final = 100
 """Of one page, and as many hunks of one step are named."""
-WRITES_MAX: Final = 2_000
-"""Steps that changed files and are read to tell who made a hunk: the last ones."""
+WRITES_MAX: Final = 400
+"""Steps that changed files and are read to tell who made a hunk, the last ones: about a second of requests to an
+object store. Of older ones the page says that it has not looked at them."""
 RAW_ROW: Final = 100
 """Bytes of text that take as much room as a row."""
 KEPT_S: Final = 3_600.0
@@ -69,7 +73,8 @@ class Made:
 @dataclass(frozen=True)
 class Diff:
     """why: why there is nothing to show, "" where there is. elsewhere: the run whose patch this is. file: number of
-    the one that is shown alone, from 1, 0 for all. step: the one whose hunks were asked for, 0 for none."""
+    the one that is shown alone, from 1, 0 for all. step: the one whose hunks were asked for, 0 for none.
+    steps_unread: early steps that changed files and were not looked at for who made a hunk."""
 
     head: Head
     why: str
@@ -85,6 +90,7 @@ class Diff:
     step: int = 0
     made: list[Made] = field(default_factory=list)
     more_made: int = 0
+    steps_unread: int = 0
 
 
 def diff(site: Site, asked: Asked) -> Page:
@@ -143,7 +149,7 @@ def _shown(site: Site, asked: Asked, seen: Seen, patch: bytes, found: str) -> Di
         room, allowance = ROWS, Allowance()
         for file in read.files[slice.start : slice.stop]:
             one = _whole(diffs.window(patch, file, 0, room, allowance)) if room else None
-            shown.append(ShownFile(file, None) if one is None else _file(seen, one, made_by, split))
+            shown.append(_file(seen, one or Window(file), made_by, split, folded=one is None))
             if one is not None:
                 room -= min(room, one.total if one.raw is None else len(one.raw) // RAW_ROW)
     made = [hunk for hunk in made_by.made_by(step) if step]
@@ -163,22 +169,24 @@ def _shown(site: Site, asked: Asked, seen: Seen, patch: bytes, found: str) -> Di
             Made(one.path, one.hunk, _to(asked, patch, read.files[one.file], one.hunk)) for one in made[:FILES_SHOWN]
         ],
         more_made=max(0, len(made) - FILES_SHOWN),
+        steps_unread=max(0, sum(row.wrote for row in seen.read.index.rows) - WRITES_MAX),
     )
 
 
-def _file(seen: Seen, part: Window, made_by: Provenance, split: bool) -> ShownFile:
+def _file(seen: Seen, part: Window, made_by: Provenance, split: bool, folded: bool = False) -> ShownFile:
     hunks = []
     for hunk in part.hunks:
         origin = made_by.of(part.file, hunk.number)
         pairs = diffs.pairs(hunk.rows) if split else None
         hunks.append(ShownHunk(_id(part.file, hunk.number), hunk, origin, _step(seen, origin), pairs))
-    origin = None if part.hunks else made_by.of(part.file, 0)
-    return ShownFile(part.file, part, hunks, origin, _step(seen, origin))
+    by_file = part.file.binary or part.file.body == part.file.stop
+    origin = made_by.of(part.file, 0) if by_file else None
+    return ShownFile(part.file, None if folded else part, hunks, origin, _step(seen, origin))
 
 
 def _whole(part: Window) -> Window | None:
-    """A file that the page of all files has room for."""
-    if part.stop < part.total or (part.raw is not None and part.total > RAW_BYTES // 8):
+    """A file that the page of all files has room for, and that a person can read."""
+    if part.file.binary or part.stop < part.total or (part.raw is not None and part.total > RAW_BYTES // 8):
         return None
     return part
 
@@ -204,11 +212,18 @@ def _to(asked: Asked, patch: bytes, file: FileChange, hunk: int) -> str:
 def _writes(site: Site, seen: Seen) -> Iterator[Record]:
     """The records of the steps that changed files: the index knows which, so that no other is read."""
     index = seen.read.index
-    for row in [row for row in index.rows if row.wrote][-WRITES_MAX:]:
+    rows = [row for row in index.rows if row.wrote][-WRITES_MAX:]
+
+    def fetch(row: StepRow) -> list[Record] | None:
         try:
-            yield from stepbody.records(site.archive, index.run.id, row)
+            return list(stepbody.records(site.archive, index.run.id, row))
         except IntegrityFault:  # the page says that the journal is damaged; a patch can be read all the same
-            return
+            return None
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(rows), 2 * READERS):
+            for records in pool.map(fetch, rows[start : start + 2 * READERS]):
+                yield from records or ()
 
 
 WAYS: Final = (Way("/runs/{run}/diff", diff), Way("/runs/{run}/diff/raw", raw))
