@@ -4,12 +4,11 @@ anything but the journal, and what lies unread beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from scheduler.runs import View
-from worker.contract.errors import IntegrityFault
 from worker.contract.events import Asked, Decided, Record, Sealed, Steered, Submitted
 from worker.store.archive import Archive
 from worker.store.deliveries import read_after
@@ -39,17 +38,13 @@ class Act:
         return self.at[:19].replace("T", " "), self.who, self.did, self.what, seq
 
 
-def audit_of(archive: Archive, view: View, *, partly: bool = False) -> list[Act]:
-    """Every act of a person on the run, and every question to one, oldest first. partly: where the journal is
-    damaged, those before that. Raises as Journal.read does."""
-    acts: list[Act] = []
-    try:
-        for record, _ in Journal(archive, view.task.run).read(parse=skimmed):
-            acts += acts_of(record)
-    except IntegrityFault:
-        if not partly:
-            raise
-        return acts
+def audit_of(archive: Archive, view: View, told: Sequence[Act] | None = None) -> list[Act]:
+    """Every act of a person on the run, and every question to one, oldest first. told: what its journal says, where
+    that was read before. Raises as Journal.read does."""
+    if told is None:
+        acts = [act for record, _ in Journal(archive, view.task.run).read(parse=skimmed) for act in acts_of(record)]
+    else:
+        acts = list(told)
     if view.run.sealed is None:
         mail = read_mail(archive, view.run, view.task.batch)
         acts += [_steered(steered, None) for steered in mail.steered()]

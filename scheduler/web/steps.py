@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from scheduler.audit import Act, acts_of
 from scheduler.web import marks
 from scheduler.web.marks import Mark
 from worker.contract.events import (
@@ -117,13 +118,14 @@ class Row:
 class Index:
     """The steps of one journal as far as it was read. Not thread-safe: its owner (reading.py) holds a lock.
 
-    run: the fold; texts of very long lines are cut in it. rows: the steps in order.
+    run: the fold; texts of very long lines are cut in it. rows: the steps in order. acts: of people (audit.py).
     """
 
     def __init__(self, task: Task, run: str) -> None:
         self.task = task
         self.run = Run(id=run)
         self.rows: list[Row] = []
+        self.acts: list[Act] = []
         self._places: dict[int, int] = {}
         self._calls: dict[str, CallRow] = {}
         self._tree = ""
@@ -138,6 +140,7 @@ class Index:
             row.marks += marks.of(record, before, self.run, self.task)
             self._add(row, record)
             row.marks += self._nudges.see(record, self.run)
+            self.acts += acts_of(record)
 
     def row(self, number: int) -> Row | None:
         """The step of that number."""

@@ -61,14 +61,23 @@ def shortened(line: bytes, kept_bytes: int = KEPT_BYTES) -> bytes:
     parts: list[bytes] = []
     done, quote = 0, line.find(b'"')
     while quote >= 0:
-        text = _REST.match(line, quote + 1)
-        if text is None:
-            raise ValueError("a text that does not end")
-        if text.end() - quote - 2 > kept_bytes:
+        closing = _closing(line, quote + 1)
+        if closing - quote - 1 > kept_bytes:
             parts += [line[done : _sound_end(line, quote + 1, quote + 1 + kept_bytes)], mark]
-            done = text.end() - 1
-        quote = line.find(b'"', text.end())
+            done = closing
+        quote = line.find(b'"', closing + 1)
     return b"".join((*parts, line[done:]))
+
+
+def _closing(line: bytes, start: int) -> int:
+    """Where the quote stands that ends the text which begins at `start`."""
+    first = line.find(b'"', start)
+    if first >= 0 and (first == start or line[first - 1 : first] != b"\\"):
+        return first
+    text = _REST.match(line, start)
+    if text is None:
+        raise ValueError("a text that does not end")
+    return text.end() - 1
 
 
 def _sound_end(line: bytes, start: int, end: int) -> int:

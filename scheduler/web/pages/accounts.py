@@ -124,11 +124,11 @@ class Audit:
 
 def audit(site: Site, asked: Asked) -> Page:
     seen = runhead.look(site, asked)
-    after, now = seen.view.after, asked.query.get("verify") == "now"
+    index, after, now = seen.read.index, seen.view.after, asked.query.get("verify") == "now"
     data = Audit(
         head=seen.head,
         chain=_chain(site, seen, now=now),
-        acts=audit_of(site.archive, seen.view, partly=True),
+        acts=index.acts if seen.read.damage else audit_of(site.archive, seen.view, index.acts),
         deliveries=[] if after is None else list(after.deliveries),
         reviews=[] if after is None else list(after.reviews),
     )
