@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -77,6 +78,18 @@ def test_one_changed_word_is_another_form() -> None:
     assert [len(variant.members) for variant in group.variants] == [3, 1]
     assert [one.target for one in group.outliers] == ["bad"]
     assert group.outliers[0].differs == 2
+
+
+def test_the_same_change_with_another_verdict_must_be_opened() -> None:
+    """What broke one repository is not approved with those that it repaired, though it is the same change."""
+    made = [
+        replace(bump(name), verdict=verdict)
+        for name, verdict in zip(("cart", "shop", "till", "desk"), ["verified"] * 3 + ["broke"], strict=True)
+    ]
+    group = only(*made)
+
+    assert group.representative.verdict == "verified"
+    assert [(one.target, one.verdict) for one in group.outliers] == [("desk", "broke")]
 
 
 def test_what_is_like_nothing_stands_alone() -> None:
@@ -168,7 +181,7 @@ def test_patches_of_ended_runs_are_read_from_the_archive(archive: Archive, make_
 
     found = list(gathered(archive, views(archive, ["one", "empty", "gone", "open"]).found))
 
-    assert [(one.run, one.patch, one.why) for one in found] == [
-        ("one", patch, ""),
-        ("gone", None, "its patch is not in the archive"),
+    assert [(one.run, one.patch, one.why, one.verdict) for one in found] == [
+        ("one", patch, "", "changed"),
+        ("gone", None, "its patch is not in the archive", "changed"),
     ]

@@ -1,9 +1,9 @@
 """Owns which patches of a batch are alike, so that a person reads one of each kind. Pure but for the reading of them.
 Refuses to call two patches the same that differ in anything but what their normal form sets aside, and to hide that.
 
-A group is made of variants: patches of one normal form (normal.py). Its representative is of the largest variant, and
-one run of each other variant is an outlier of the group: whoever has opened these has seen every form that is in it.
-What is like nothing else stands alone, and is read by itself.
+A group is made of variants: patches of one normal form (normal.py) and one verdict. Its representative is of the
+largest variant, and one run of each other variant is an outlier of the group: whoever has opened these has seen every
+form that is in it. What is like nothing else stands alone, and is read by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from scheduler.runs import READERS, View, standing
@@ -38,13 +38,15 @@ SUBMODULES: Final = "submodules.diff"
 
 @dataclass(frozen=True)
 class Changed:
-    """A run that left a patch. digest: of the patch. patch: None, with the reason why, where it is not compared."""
+    """A run that left a patch. digest: of the patch. patch: None, with the reason why, where it is not compared.
+    verdict: what was measured of it, or how else it ended."""
 
     run: str
     target: str
     digest: str
     patch: bytes | None
     why: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Member:
     run: str
     target: str
     patch: str
+    verdict: str = ""
     differs: int = 0
     aside: tuple[str, ...] = ()
     more_aside: int = 0
@@ -63,8 +66,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Variant:
-    """Patches of one normal form. sample: the one that stands for them. similarity: of the form to the
-    representative's, 1.0 for its own."""
+    """Patches of one normal form, of which the same was measured. sample: the one that stands for them. similarity:
+    of the form to the representative's, 1.0 for its own."""
 
     form: str
     sample: Member
@@ -120,14 +123,16 @@ class Groups:
 
 @dataclass
 class _Kind:
-    """A normal form and the runs that have it."""
+    """A normal form with a verdict, and the runs that have both: a change that broke one repository is not read with
+    those that it repaired."""
 
     form: Form
+    verdict: str
     runs: list[tuple[Changed, Form]]
 
     @property
-    def order(self) -> tuple[int, str]:
-        return -len(self.runs), self.form.digest
+    def order(self) -> tuple[int, bool, str, str]:
+        return -len(self.runs), self.verdict != "verified", self.form.digest, self.verdict
 
 
 def opened_as(run: str, patch: str) -> str:
@@ -139,7 +144,7 @@ def grouped(changed: Iterable[Changed]) -> Groups:
     """The groups of a batch, the same whatever order its runs come in. Each patch is let go of as soon as it was
     read."""
     alone: list[Alone] = []
-    kinds: dict[str, _Kind] = {}
+    kinds: dict[tuple[str, str], _Kind] = {}
     lines = 0
     for one in changed:
         try:
@@ -149,11 +154,12 @@ def grouped(changed: Iterable[Changed]) -> Groups:
                 raise NotCompared("the batch's patches are too large to be compared all together")
             made = form(one.patch, one.target)
         except NotCompared as reason:
-            alone.append(Alone(Member(one.run, one.target, one.digest), str(reason)))
+            alone.append(Alone(Member(one.run, one.target, one.digest, one.verdict), str(reason)))
             continue
         lines += len(made.lines)
-        light = Changed(one.run, one.target, one.digest, None)
-        kinds.setdefault(made.digest, _Kind(made, [])).runs.append((light, made))
+        light = Changed(one.run, one.target, one.digest, None, verdict=one.verdict)
+        kind = kinds.setdefault((made.digest, one.verdict), _Kind(made, one.verdict, []))
+        kind.runs.append((light, made))
     clusters = _clusters(sorted(kinds.values(), key=lambda kind: kind.order))
     groups = [_group(cluster) for cluster in clusters if sum(len(kind.runs) for kind, _ in cluster) > 1]
     groups.sort(key=lambda group: (-len(group.members), group.id))
@@ -174,15 +180,19 @@ def gathered(archive: Archive, views: Iterable[View]) -> Iterator[Changed]:
     def fetch(one: tuple[View, str]) -> Changed:
         view, patch = one
         task, sealed = view.task, view.run.sealed
-        if sealed is not None and SUBMODULES in sealed.artifacts:
-            return Changed(task.run, task.target, patch, None, "it changes submodules too")
-        journal = Journal(archive, sealed.reused if sealed and sealed.reused else task.run)
+        assert sealed is not None, "only a sealed run has a patch"
+        found = Changed(task.run, task.target, patch, None, verdict=sealed.verdict or sealed.outcome)
+        if sealed.outcome == "failed":
+            found = replace(found, verdict="failed")
+        if SUBMODULES in sealed.artifacts:
+            return replace(found, why="it changes submodules too")
         try:
-            return Changed(task.run, task.target, patch, journal.get_blob(patch, max_bytes=PATCH_BYTES))
+            data = Journal(archive, sealed.reused or task.run).get_blob(patch, max_bytes=PATCH_BYTES)
         except NotFoundFault:
-            return Changed(task.run, task.target, patch, None, "its patch is not in the archive")
+            return replace(found, why="its patch is not in the archive")
         except IntegrityFault:
-            return Changed(task.run, task.target, patch, None, "its patch is too large to be compared, or damaged")
+            return replace(found, why="its patch is too large to be compared, or damaged")
+        return replace(found, patch=data)
 
     with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(wanted), 2 * READERS):
@@ -234,7 +244,7 @@ def _central(kind: _Kind) -> tuple[Changed, Form]:
 
 
 def _member(one: Changed, made: Form, chief: Form) -> Member:
-    return Member(one.run, one.target, one.digest, differing(made, chief), made.aside, made.more_aside)
+    return Member(one.run, one.target, one.digest, one.verdict, differing(made, chief), made.aside, made.more_aside)
 
 
 def of_batch(site: Site, batch: str) -> Groups:
