@@ -218,6 +218,11 @@ def test_a_failed_run_says_what_to_do(archive: Archive, make_run: Make, client: 
     assert "dawn retry r" in text
 
 
+def test_a_browser_that_asks_for_an_icon_is_not_told_of_a_fault(visit: Visit) -> None:
+    """There is none, for nobody, and that is no missing page."""
+    assert visit(None).get("/favicon.ico").status_code == 204
+
+
 def test_there_is_advice_for_each_reason() -> None:
     """The closed set of reasons has no gap."""
     from scheduler.web.advice import advice

@@ -75,6 +75,7 @@ def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> St
             Route("/enter", _enter(site), methods=["GET", "POST"]),
             Route("/assets/{name}", _asset),
             Route("/news", _news(site)),
+            Route("/favicon.ico", _no_icon),
             *routes,
         ],
         middleware=[Middleware(Guard, hosts=hosts)],
@@ -228,6 +229,11 @@ def _news(site: Site) -> Endpoint:
         return await stream(site, request)
 
     return news
+
+
+async def _no_icon(_: Request) -> Response:
+    """Browsers ask for one by themselves, and complain of a page that is not there."""
+    return Response(status_code=204)
 
 
 async def _asset(request: Request) -> Response:
