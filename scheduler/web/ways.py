@@ -13,6 +13,7 @@ from scheduler.web.pages import (
     batches,
     changes,
     compare,
+    deciding,
     diff,
     forking,
     groups,
@@ -43,4 +44,5 @@ WAYS: Final[tuple[Way, ...]] = (
     *schedules.WAYS,
     *forking.WAYS,
     *review.WAYS,
+    *deciding.WAYS,
 )

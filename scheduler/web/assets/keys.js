@@ -62,3 +62,80 @@
   }
   if (list() && location.hash.startsWith("#step-") && current()) select(current());
 })();
+
+// Keys of reviews, on pages with data-keys="review": in a list j and k choose a row, and Enter opens it; on the page of
+// a patch j and k lead to the next and the one before, c to the comment, and a or r, pressed twice, approve or reject.
+(() => {
+  const area = () => document.querySelector('[data-keys="review"]');
+  const form = () => document.querySelector("form[data-decide]");
+  const writing = (event) => event.target.closest("input, textarea, select, [contenteditable]");
+  let armed = null;
+  let timer = 0;
+
+  const say = (text) => {
+    const told = form() && form().querySelector("[data-told]");
+    if (told) told.textContent = text;
+  };
+
+  const disarm = () => {
+    clearTimeout(timer);
+    if (armed) {
+      armed.classList.remove("armed");
+      say("");
+    }
+    armed = null;
+  };
+
+  // One slip decides nothing: the same key has to be let go of, and pressed again while the page says so.
+  const decide = (key) => {
+    const button = form() && form().querySelector(`button[data-key="${key}"]`);
+    if (!button) return;
+    if (armed === button) {
+      disarm();
+      button.click();
+      return;
+    }
+    disarm();
+    armed = button;
+    button.classList.add("armed");
+    say(`Press ${key} once more to ${button.textContent.trim().toLowerCase()}, any other key to leave it.`);
+    form().scrollIntoView({ block: "nearest" });
+    timer = setTimeout(disarm, 5000);
+  };
+
+  const choose = (step) => {
+    const rows = Array.from(area().querySelectorAll("[data-key-item]"));
+    if (!rows.length) {
+      const link = area().querySelector(step > 0 ? "a[rel=next]" : "a[rel=prev]");
+      if (link) location.assign(link.href);
+      return;
+    }
+    const at = rows.findIndex((row) => row.classList.contains("selected"));
+    const to = Math.min(rows.length - 1, Math.max(0, at + step));
+    rows.forEach((row, n) => row.classList.toggle("selected", n === to));
+    rows[to].querySelector("a").focus();
+    rows[to].scrollIntoView({ block: "nearest" });
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (!area() || event.ctrlKey || event.altKey || event.metaKey || event.repeat) return;
+    if (writing(event)) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (event.key === "a" || event.key === "r") {
+      event.preventDefault();
+      decide(event.key);
+      return;
+    }
+    disarm();
+    const comment = form() && form().querySelector('[data-key="c"]');
+    if (event.key === "j" || event.key === "k") {
+      event.preventDefault();
+      choose(event.key === "j" ? 1 : -1);
+    } else if (event.key === "c" && comment) {
+      event.preventDefault();
+      comment.focus();
+    }
+  });
+})();

@@ -169,8 +169,8 @@ def _budget(site: Site, asked: Asked) -> Went:
         return Went(to, f"{told[-1].by} said so already")
     made = budget.allow(site.archive, site.hints(), batch, usd, by=asked.visitor.name, at=site.stamp())
     if made.spending is not None and made.spending.used_up:
-        return Went(to, f"the batch may spend ${made.text} in all; {made.spending.text} already, so nothing goes on")
-    return Went(to, f"the batch may spend ${made.text} in all; " + then(site, "what waits for it goes on"))
+        return Went(to, f"the batch may spend {made.text} in all; {made.spending.text} already, so nothing goes on")
+    return Went(to, f"the batch may spend {made.text} in all; " + then(site, "what waits for it goes on"))
 
 
 def _retry(site: Site, asked: Asked) -> Went:
