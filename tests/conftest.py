@@ -30,6 +30,7 @@ pytest_plugins = [
     "repositories",
     "runs_made",
     "webs",
+    "browsers",
     "sandboxes",
     "preparation",
     "nights",
