@@ -28,6 +28,7 @@ from scheduler.runs import Found, standing, views
 from scheduler.schedules import stored
 from scheduler.schedules.cron import Schedule
 from scheduler.selection import Selection
+from scheduler.watch import Watch
 from worker.contract.errors import InvalidFault
 from worker.contract.events import (
     Event,
@@ -409,6 +410,11 @@ def test_status_show_and_watch_say_what_is_waited_for(
     assert f"the commands of candidate 1: {night.first}" in capsys.readouterr().out
     found = views(archive, [one]).found
     assert detail(found[0], {}) == f"the commands of candidate 1: {night.first}"
+    watch = Watch(archive, night.hints, Settings(), [night.batch.id])
+    watch.look()
+    [board] = watch.boards
+    assert f"  2 wait: the commands of candidate 1: {night.first} (a, a)" in board.lines
+    assert not watch.ended
 
 
 def test_ends_are_found_in_a_journal_alone(night: Night, archive: Archive) -> None:
@@ -426,7 +432,7 @@ def test_ends_are_found_in_a_journal_alone(night: Night, archive: Archive) -> No
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (("commands: [one, two], ", ""), "need commands"),
+        (("commands: [one, two], ", ""), "needs commands"),
         (("model: anthropic/x, prompt: Fix it.", "model: none"), "a model"),
         (("count: 3", "count: 1"), "count"),
         (("after: commands", "after: lunch"), "after"),

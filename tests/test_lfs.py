@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from git_server import bridge_address
+from preparation import Bench
 from pydantic import ValidationError
 from repositories import commit_all, git, packed_git
 from test_repository import CAPS, Place, new_place
 
+from worker.contract.redact import Redactor
 from worker.contract.surroundings import Environment
+from worker.contract.task import Repo
 
 TOKEN = "t0ken-of-the-repository"
 BASIC = "Basic " + base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
@@ -55,15 +59,16 @@ class Server:
         return self.answer or {"objects": [{**one, "actions": download(one)} for one in asked["objects"]]}
 
 
-Start = Callable[[], Server]
+Start = Callable[..., Server]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(): a server that holds all contents. Several are several places: their ports differ."""
+    """start(): a server that holds all contents, on loopback unless an address is given. Several are several places:
+    their ports differ."""
     running: list[ThreadingHTTPServer] = []
 
-    def begin() -> Server:
+    def begin(address: str = "127.0.0.1") -> Server:
         made = Server(tmp_path, {oid(data): data for data in (WEIGHTS, LOGO)})
 
         class Handler(BaseHTTPRequestHandler):
@@ -96,9 +101,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
             def log_message(self, *_: object) -> None:
                 """Nothing."""
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer((address, 0), Handler)
         running.append(server)
-        made.url = f"http://127.0.0.1:{server.server_port}"
+        made.url = f"http://{address}:{server.server_port}"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return made
 
@@ -264,6 +269,25 @@ def test_a_patch_holds_no_contents_of_lfs(place: Place, start: Start, kept: str)
     why = "kept in Git LFS, whose contents are no part of a patch"
     assert answer["left_out"] == {"model.bin2": why, "mine.bin": why}
     assert sorted(answer["files"]) == ["art/copy.png", "f.txt"]
+
+
+@pytest.mark.docker
+@pytest.mark.full
+def test_an_agent_finds_the_contents_and_its_patch_none_of_them(bench: Bench, start: Start, kept: str) -> None:
+    """On the engine: the environment with contents is another than the one with pointers, takeovers restore them, the
+    secret stands in no object of the archive, and the patch applies."""
+    server = start(bridge_address())
+    bench.secrets, bench.redactor = {"FORGE": TOKEN}, Redactor({"FORGE": TOKEN})
+    task = bench.task(Repo(url=f"{server.url}/repo.git", label="kept", secret="FORGE"))
+    plain = bench.prepare(task)
+    assert server.seen == []
+    task = task.model_copy(update={"environment": task.environment.model_copy(update={"lfs": True})})
+    prepared, patch = bench.edited(task, "git status --porcelain; sha256sum model.bin2; echo more >> f.txt")
+    assert plain.key != prepared.key
+    assert list(patch.stat.files) == ["f.txt"]
+    tree = {path: sha256 for path, _, sha256 in bench.tree_with(task, prepared, patch)}
+    assert tree["model.bin2"] == oid(WEIGHTS)
+    assert TOKEN.encode() not in bench.everything_stored()
 
 
 def test_the_word_is_refused_where_it_would_not_hold() -> None:

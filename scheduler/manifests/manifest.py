@@ -7,7 +7,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from scheduler.manifests.sources import Source
 from scheduler.schedules.cron import Schedule
@@ -157,7 +166,8 @@ class Manifest(Frozen):
     (off). guards: what a patch may not do. limits: of one run. budget: of all runs together. policy: calls that are
     allowed, asked about or denied. on_ask: what a call that needs a person does. tools: the task's own, beside ours.
     labels: words to select runs by. deliver: how far a patch goes: kept, to a branch, or to a pull request.
-    candidates: how many runs of each target begin, of which the best stands. window: the hours in which it may work.
+    candidates: how many runs of each target begin, of which the best stands; `{count: 3, after: commands}` where all
+    go on from what the commands of the first one left. window: the hours in which it may work.
     schedule: when a batch of it is submitted (dawn schedule add). start_at: before when no run begins, with its zone.
     notify: who hears of it. waves: how many targets begin first, and then, as numbers, shares like 25%, and rest;
     true for the usual ones. breaker: when no more of them begin. weight: turns at free slots for one of another
@@ -183,7 +193,10 @@ class Manifest(Frozen):
     window: Window | None = later(None)
     schedule: Schedule | None = later(None)
     start_at: Annotated[str, AfterValidator(_start)] | None = later(None)
-    candidates: Annotated[int, Field(ge=1, le=CANDIDATES_MAX)] | Candidates = later(1)
+    candidates: Annotated[
+        Annotated[int, Field(ge=1, le=CANDIDATES_MAX), Tag("number")] | Annotated[Candidates, Tag("more")],
+        Discriminator(lambda value: "more" if isinstance(value, dict | Candidates) else "number"),
+    ] = later(1)
     waves: Waves = later(None)
     breaker: Breaker | None = later(None)
     weight: Annotated[int, Field(ge=1, le=WEIGHT_MAX)] = later(1)
@@ -192,11 +205,14 @@ class Manifest(Frozen):
     guards: Guards | None = later(None)
     baseline: BaselinePolicy | None = later(None)
 
-    @model_validator(mode="after")
-    def _share(self) -> Manifest:
-        if self.prefix and (self.task.model == "none" or not self.task.commands):
-            raise ValueError("candidates that begin `after: commands` need commands, and a model that goes on")
-        return self
+    @field_validator("candidates")
+    @classmethod
+    def _share(cls, candidates: int | Candidates, info: ValidationInfo) -> int | Candidates:
+        task = info.data.get("task")
+        shares = isinstance(candidates, Candidates) and candidates.after == "commands"
+        if shares and task is not None and (task.model == "none" or not task.commands):
+            raise ValueError("`after: commands` needs commands, and a model that goes on from them")
+        return candidates
 
     @property
     def prefix(self) -> bool:
