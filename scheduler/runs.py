@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from worker.contract.delivered import wants_delivery
 from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault, VersionFault
@@ -18,14 +18,17 @@ from worker.contract.hours import Shut, shut
 from worker.contract.run import Run
 from worker.contract.task import Task
 from worker.store import keys
-from worker.store.archive import Archive
+from worker.store.archive import Archive, is_near
 from worker.store.decisions import Decision
 from worker.store.deliveries import After, read_after
 from worker.store.inbox import Control, Message
 from worker.store.journal import Journal
 from worker.store.mail import Mail, read_mail
 from worker.store.members import members
+from worker.store.skim import Parse, parsed_line
 
+K = TypeVar("K")
+V = TypeVar("V")
 READERS: Final = 8
 CANDIDATES_SHOWN: Final = 8
 BATCHES_SHOWN: Final = 10
@@ -173,18 +176,28 @@ def view(
     control: Callable[[str], Sequence[Message]] | None = None,
     *,
     since: View | None = None,
+    parse: Parse = parsed_line,
 ) -> View:
     """One run. control: the messages to a batch, None to read them. since: an earlier look at it, from which only
-    what is new is read. Raises NotFoundFault, IntegrityFault, StoreFault as the journal does."""
+    what is new is read. parse: as Journal.read has it. Raises NotFoundFault, IntegrityFault, StoreFault as the
+    journal does."""
     journal = Journal(archive, run)
     if since is None:
-        folded, task = journal.load(), journal.task()
+        folded, task = journal.load(parse=parse), journal.task()
     else:
-        folded, task = since.run if since.run.sealed else journal.load(since.run), since.task
+        folded, task = since.run if since.run.sealed else journal.load(since.run, parse), since.task
     if folded.sealed is not None:
         return View(task, folded, Mail(folded), read_after(archive, folded) if wants_delivery(task) else None)
     mail = read_mail(archive, folded, task.batch, control)
     return View(task, folded, mail, shut=shut(task, folded, datetime.now(UTC)))
+
+
+def each(archive: Archive, read: Callable[[K], V], asked: Sequence[K]) -> list[V]:
+    """What read returns for each, in their order: at the same time where the archive is far away."""
+    if is_near(archive):
+        return [read(one) for one in asked]
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(read, asked))
 
 
 @dataclass(frozen=True)
@@ -209,8 +222,7 @@ def views(archive: Archive, runs: Iterable[str]) -> Views:
             return fault
 
     asked, control = list(runs), cache(lambda batch: Control(archive, batch).read())
-    with ThreadPoolExecutor(READERS) as pool:
-        seen = list(pool.map(read, asked))
+    seen = each(archive, read, asked)
     damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, IntegrityFault)}
     return Views([one for one in seen if isinstance(one, View)], damaged, seen.count(None))
 
@@ -228,9 +240,8 @@ class Listed:
 def batches(archive: Archive, named: str | None = None) -> list[Listed]:
     """All batches, or those of one manifest's name, oldest first."""
     found = [one for one in archive.folders("batches/") if named is None or one.rpartition("-")[0] == named]
-    with ThreadPoolExecutor(READERS) as pool:
-        listed = pool.map(lambda name: _listed(archive, name), found)
-        return sorted(listed, key=lambda entry: (entry.at, entry.batch))
+    listed = each(archive, lambda name: _listed(archive, name), found)
+    return sorted(listed, key=lambda entry: (entry.at, entry.batch))
 
 
 def recent(archive: Archive) -> tuple[list[Listed], int]:
@@ -250,8 +261,7 @@ def open_batches(archive: Archive) -> set[str]:
             return None
 
     runs = [key.removeprefix("open/") for key in archive.list("open/")]
-    with ThreadPoolExecutor(READERS) as pool:
-        return {batch for batch in pool.map(batch_of, runs) if batch is not None}
+    return {batch for batch in each(archive, batch_of, runs) if batch is not None}
 
 
 def _listed(archive: Archive, batch: str) -> Listed:

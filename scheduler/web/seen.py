@@ -8,18 +8,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
 
 from scheduler import runs
-from scheduler.runs import READERS, Found, Listed, View, Views
+from scheduler.runs import Found, Listed, View, Views
 from scheduler.web.reading import Journals
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import digest
 from worker.store.archive import Archive
 from worker.store.inbox import Control
+from worker.store.skim import skimmed
 
 FRESH_S: Final = 1.0
 """For how long something that may change is taken as it was."""
@@ -63,8 +63,7 @@ class Seen:
             except IntegrityFault as fault:
                 return fault
 
-        with ThreadPoolExecutor(READERS) as pool:
-            seen = list(pool.map(look, asked))
+        seen = runs.each(self.archive, look, asked)
         damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, IntegrityFault)}
         return Views([one for one in seen if isinstance(one, View)], damaged, seen.count(None))
 
@@ -119,7 +118,7 @@ class Seen:
                 self._views.move_to_end(run)
         if kept is not None and time.monotonic() < kept.until_s:
             return kept.value  # type: ignore[no-any-return]
-        view = runs.view(self.archive, run, control, since=None if kept is None else kept.value)
+        view = runs.view(self.archive, run, control, since=None if kept is None else kept.value, parse=skimmed)
         final = view.run.sealed is not None and view.after is None
         self._keep(self._views, run, view, float("inf") if final else FRESH_S, VIEWS_KEPT)
         return view

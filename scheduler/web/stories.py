@@ -4,17 +4,17 @@ more runs than a page can show.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.runs import READERS
+from scheduler.runs import each
 from scheduler.web.headline import KEPT_S
 from scheduler.web.site import Site
 from scheduler.web.timeline import Story, story
 from worker.contract.errors import IntegrityFault, NotFoundFault, VersionFault
 from worker.store.journal import Journal
 from worker.store.members import Member, members
+from worker.store.skim import skimmed
 
 RUNS_READ: Final = 1_000
 FRESH_S: Final = 2.0
@@ -48,7 +48,7 @@ def _read(site: Site, batch: str) -> Stories:
         if (known := kept.get(member.run)) is not None:
             return known
         try:
-            records = (record for record, _ in Journal(site.archive, member.run).read())
+            records = (record for record, _ in Journal(site.archive, member.run).read(parse=skimmed))
             made = story(member.run, member.target, records)
         except (NotFoundFault, IntegrityFault, VersionFault):
             return None
@@ -56,7 +56,6 @@ def _read(site: Site, batch: str) -> Stories:
             kept[member.run] = made
         return made
 
-    with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(read, named[:RUNS_READ]))
+    found = each(site.archive, read, named[:RUNS_READ])
     told = tuple(one for one in found if one is not None)
     return Stories(told, max(0, len(named) - RUNS_READ), len(found) - len(told))

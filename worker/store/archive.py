@@ -77,6 +77,11 @@ class Archive(Protocol):
         ...
 
 
+def is_near(archive: Archive) -> bool:
+    """Whether its objects lie on this machine: there one read after the other costs a third of what threads do."""
+    return archive.url.startswith(("file:", "bundle:"))
+
+
 def prove_create_only(create: Callable[[str, bytes], bool], archive: Archive, what: str) -> None:
     """Create one object twice through `create` and see the second refused and the first kept.
 

@@ -33,7 +33,7 @@ from worker.contract.fork import inherited
 from worker.contract.run import Run, fold
 from worker.contract.task import TASK_VERSION, Task
 from worker.store import keys, rollup
-from worker.store.archive import Archive
+from worker.store.archive import Archive, is_near
 from worker.store.content import content_chunks, get_content, put_content
 from worker.store.evidence import Tally, evidence_problems
 from worker.store.skim import Parse, parsed_line
@@ -140,10 +140,10 @@ class Journal:
                 prev = line[1]
                 yield line
 
-    def load(self, since: Run | None = None) -> Run:
+    def load(self, since: Run | None = None, parse: Parse = parsed_line) -> Run:
         """The run after its last segment; with `since`, an earlier fold, only newer segments are read."""
         start = since or Run(id=self.run)
-        return fold(self.read(start.last_seq, prev=start.last_hash or None), start)
+        return fold(self.read(start.last_seq, prev=start.last_hash or None, parse=parse), start)
 
     def append(
         self, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str | None = None
@@ -335,12 +335,15 @@ class Journal:
         return _parse(key, self._archive.get(key, max_bytes=SEGMENT_BYTES), self.run, seq, prev)
 
     def _segments(self, after: int) -> Iterator[tuple[str, bytes]]:
-        """Keys and bytes of the segments numbered above `after`, in order; fetched ahead when there are several."""
+        """Keys and bytes of the segments numbered above `after`, in order; several are fetched ahead from afar."""
         found = self._archive.list(keys.journal(self.run), after=keys.segment(self.run, after) if after >= 0 else "")
 
         def fetch(key: str) -> bytes:
             return self._archive.get(key, max_bytes=SEGMENT_BYTES)
 
+        if is_near(self._archive):
+            yield from ((key, fetch(key)) for key in found)
+            return
         head = list(islice(found, READ_AHEAD))
         if len(head) < 2:
             yield from ((key, fetch(key)) for key in head)

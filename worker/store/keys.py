@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 from worker.contract.errors import IntegrityFault, InvalidFault
@@ -14,6 +15,8 @@ PART_BYTES = 240
 
 SEQ_DIGITS = 9
 """Segments sort as text: nine digits allow a billion."""
+
+_UNFIT = re.compile(r"[\x00-\x1f\\\x7f]")
 
 
 def check(key: str) -> str:
@@ -30,7 +33,7 @@ def check(key: str) -> str:
         )
     if any(not part or part.startswith(b".") for part in parts):
         raise InvalidFault(f"key {key!r} has an empty part or one that starts with a dot")
-    if any(char < " " or char in "\\\x7f" for char in key):
+    if _UNFIT.search(key):
         raise InvalidFault(f"key {key!r} has a backslash or a control character")
     return key
 

@@ -5,7 +5,7 @@ report to keep. Refuses to show a report as a page of ours: it is a file of its 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -207,18 +207,16 @@ def _told(view: View) -> Iterator[Done]:
 def report(site: Site, asked: Asked) -> File:
     """The last one that is stored; where there is none, what it would say now."""
     batch = asked.path["batch"]
-    top = head(site, batch)
-    made: Sequence[bytes] = ()
-    if top.report >= 0:
-        try:
-            made = [
-                site.archive.get(keys.batch_report(batch, top.report, "report.html"), max_bytes=kept.REPORT_BYTES)
-            ]
-        except NotFoundFault:  # whoever wrote it died before that file
-            made = [pages.html(kept.read(site.archive, batch, top.report))]
+    names(site, batch)  # raises for a batch that is not there
+    last = kept.last_number(site.archive, batch)
+    if last < 0:
+        made = pages.html(kept.gather(site.archive, batch, at=site.stamp()))
     else:
-        made = [pages.html(kept.gather(site.archive, batch, at=site.stamp()))]
-    return File(f"{batch}.html", iter(made), sum(map(len, made)))
+        try:
+            made = site.archive.get(keys.batch_report(batch, last, "report.html"), max_bytes=kept.REPORT_BYTES)
+        except NotFoundFault:  # whoever wrote it died before that file
+            made = pages.html(kept.read(site.archive, batch, last))
+    return File(f"{batch}.html", iter([made]), len(made))
 
 
 WAYS: Final = (
