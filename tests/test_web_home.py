@@ -119,7 +119,7 @@ def test_an_empty_archive_says_how_to_begin(visit: Visit) -> None:
     ],
 )
 def test_runs_are_found_by_what_is_known_of_them(
-    visit: Visit, archive: Archive, make_run: Make, query: dict[str, str], found: list[str]
+    visit: Visit, archive: Archive, make_run: Make, query: dict[str, Any], found: list[str]
 ) -> None:
     """Of every batch, the newest first; all words must hold."""
     a_night(archive, make_run)
@@ -147,7 +147,7 @@ def test_a_search_that_is_cut_off_says_where_and_goes_on(
     a_night(archive, make_run)
     monkeypatch.setattr(search, "LOOK_MAX", 2)
     met: list[str] = []
-    query = {"repo": "*"}
+    query: dict[str, Any] = {"repo": "*"}
     for _ in range(4):
         data = twin(visit, "/search", **query)
         met += [row["run"] for row in data["rows"]]
@@ -221,7 +221,7 @@ def test_runs_of_one_target_are_offered_for_a_comparison(visit: Visit, archive: 
     make_run("other", target="shop")
     data = twin(visit, "/compare", runs="alpha")
     assert [(one["run"], one["chosen"]) for one in data["alike"]] == [("alpha", True), ("beta", False)]
-    assert twin(visit, "/compare", **{"pick.alpha": "1", "pick.beta": "1"})["runs"] == ["alpha", "beta"]
+    assert twin(visit, "/compare", None, **{"pick.alpha": "1", "pick.beta": "1"})["runs"] == ["alpha", "beta"]
 
 
 def test_too_many_runs_are_not_compared(visit: Visit, archive: Archive) -> None:

@@ -63,6 +63,11 @@ class News:
         """How many listen at this moment."""
         return sum(topic.listeners for topic in self._topics.values())
 
+    @property
+    def topics(self) -> int:
+        """How many different things they listen for: so many look."""
+        return len(self._topics)
+
     def close(self) -> None:
         """Let every listener go, and take no other."""
         self.closed = True
