@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -93,12 +94,19 @@ def test_a_large_batch_is_counted_behind_its_first_page(
 ) -> None:
     """Who opens it reads that it is being counted, and then what came of it."""
     made(archive, make_run)
+    go, count = threading.Event(), headline.count
+
+    def held(*given: Any) -> headline.Count:
+        assert go.wait(10)
+        return count(*given)
+
     monkeypatch.setattr(headline, "AT_ONCE", 3)
-    monkeypatch.setattr(headline, "AGAIN_S", 0.0)
+    monkeypatch.setattr(headline, "count", held)
     client = visit("look")
     first = client.get(f"/batches/{BATCH}").text
     assert "is being counted" in first
     assert "load delay" in first
+    go.set()
     wait_for(lambda: "2 of 5 verified" in client.get(f"/batches/{BATCH}").text, timeout_s=10)
     assert "load delay" not in client.get(f"/batches/{BATCH}").text
 
