@@ -261,6 +261,42 @@ def test_one_that_is_paused_while_it_waits_is_paused_when_it_has_begun(night: Ni
     assert night.told(one) == COPIED
 
 
+def test_a_first_one_that_nobody_can_read_yet_stops_nobody(night: Night, archive: Archive) -> None:
+    """A damaged journal, which is ended in sight: others of its target wait for that, and then begin alone, or from
+    the end of the commands where that is sound."""
+    night.works(*BEGUN, *command(1))
+    key = keys.segment(night.first, 4)
+    whole = archive.get(key)
+    archive.delete([key])
+    archive.create(key, whole[:9])
+    night.hints.claim(f"run:{night.first}", "token", 600)
+    night.hints.release("scheduler", night.scheduler._token)
+    night.scheduler = night.another()
+    assert night.tick(60) == []
+    assert night.tick(1) == []
+    assert [night.told(run) for run in night.others] == [[], []]
+    night.hints.release(f"run:{night.first}", "token")
+    assert sorted(night.tick(60)) == sorted((run, "batch") for run in night.others)
+
+
+def test_waves_count_those_that_wait(archive: Archive, redis_url: str) -> None:
+    """The second target begins when all candidates of the first have ended, and not before its others began."""
+    night = Night(archive, redis_url)
+    night.begin(TEXT.replace("targets: [{", "targets: [{repo: https://git.example.org/b}, {") + "waves: [1, rest]\n")
+    assert night.tick() == [(night.first, "batch")]
+    night.works(*BEGUN, *command(1), *command(2), asked(), *ended(verdict="verified"))
+    assert len(night.tick(60)) == 2
+    others = night.others[:2]
+    for run in others:
+        journal = Journal(archive, run)
+        folded = journal.load()
+        for event in (claimed(), *ended(verdict="verified")):
+            folded = journal.append(folded, [event], attempt=folded.attempt, at=AT)
+        night.hints.answered(run)
+    assert night.tick(60) == []
+    assert night.tick(1) == [(night.others[2], "batch")]
+
+
 def test_two_schedulers_begin_each_once(night: Night, archive: Archive) -> None:
     """One that still believes it leads writes nothing more."""
     late = night.another()

@@ -193,15 +193,15 @@ class Register:
             return fault
 
     def _add(self, name: str, task: Task, run: Run) -> None:
-        self.followers.leave(name)
-        if run.last_seq < 0:
-            self.followers.add(task)
-            return
         shared = self._common[task.batch] = common(task, self._common.get(task.batch))
         if task.batch not in self._ended and (task.waves is not None or task.breaker is not None):
             self._ended[task.batch] = self._members(task)
         if (ended := self._ended.get(task.batch)) is not None:
             ended.add([Member(name, task.target, task.ordinal)])
+        if run.last_seq < 0:
+            self.followers.add(task)
+            return
+        self.followers.leave(name)
         entry = Entry(
             run=name,
             task=shared,
