@@ -35,9 +35,9 @@ def approvals(site: Site, asked: Asked) -> Page:
 
 
 def open_questions(site: Site) -> list[Question]:
-    """Of every open batch."""
-    views = [view for batch in sorted(site.seen.open_batches()) for view in site.seen.batch(batch).found]
-    return cheapest([_kept(site, view) for view in views if is_asking(view)])
+    """Of every run that has not ended: what asks has its marker."""
+    marked = site.seen.answer("marked", lambda: {key.removeprefix("open/") for key in site.archive.list("open/")})
+    return cheapest([_kept(site, view) for view in site.seen.views(sorted(marked)).found if is_asking(view)])
 
 
 def _kept(site: Site, view: View) -> Question:
