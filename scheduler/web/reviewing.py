@@ -4,6 +4,7 @@ decide, and to take a form's word for what its sender has seen.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,8 +18,11 @@ from worker.contract.delivered import Review, patch_of, readiness, review_state
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.store.deliveries import read_reviews
 
-FRESH_S: Final = 5.0
-"""For how long a patch counts as not reviewed; whoever reviews here sees it at once."""
+FRESH_S: Final = 60.0
+"""For how long the queue takes a patch as not reviewed; a word that is said here counts at once, and the page of a
+patch looks for itself."""
+KEPT_S: Final = 86_400.0
+KEPT_MAX: Final = 20_000
 RUNS_MAX: Final = 5_000
 """Whose reviews are looked for, the newest batches first."""
 GROUPED_MAX: Final = 1_000
@@ -80,7 +84,25 @@ def with_groups(site: Site, rows: Sequence[Waiting]) -> list[Waiting]:
 
 
 def reviews_of(site: Site, run: str) -> list[Review]:
-    return site.seen.answer(("reviews", run), lambda: read_reviews(site.archive, run), FRESH_S)
+    """As the queue knows them. Raises StoreFault, IntegrityFault."""
+    known = _known(site)
+    kept = known.get(run)
+    if kept is None or time.monotonic() >= kept[0]:
+        if len(known) > KEPT_MAX:
+            known.clear()
+        kept = known[run] = time.monotonic() + FRESH_S, read_reviews(site.archive, run)
+    return kept[1]
+
+
+def forget_reviews(site: Site, runs: Iterable[str]) -> None:
+    """Somebody has just said something of these."""
+    for run in runs:
+        _known(site).pop(run, None)
+
+
+def _known(site: Site) -> dict[str, tuple[float, list[Review]]]:
+    """By run, until when, the reviews that were read. One answer, so that a long queue drives out no other."""
+    return site.seen.answer("reviews", dict, KEPT_S)
 
 
 def to_open(site: Site, batch: str, group: str, meant: Collection[str], views: Iterable[View]) -> list[Member]:

@@ -18,7 +18,7 @@ from scheduler.web.pages import diff, runs
 from scheduler.web.pages.changes import AGAIN, DIGEST_CHARS, back, batch_of, changed, run_of, then
 from scheduler.web.pages.diff import Diff
 from scheduler.web.pages.forking import new_key, prepared, start
-from scheduler.web.reviewing import Waiting, queue, to_open, unopened, with_groups
+from scheduler.web.reviewing import Waiting, forget_reviews, queue, to_open, unopened, with_groups
 from scheduler.web.site import Site
 from worker.contract.delivered import Review, patch_of, review_state
 from worker.contract.errors import ConflictFault, NotFoundFault, UsageFault
@@ -168,6 +168,7 @@ def decide(site: Site, asked: Asked) -> Went:
         patch=patch,
         seen=int(seen),
     )
+    forget_reviews(site, [view.task.run])
     if made is not None:
         start(site, made, asked)
         return Went(address("/review/{run}", run=view.task.run), then(site, f"{on} goes on with what you said"))
@@ -225,6 +226,7 @@ def decide_group(site: Site, asked: Asked) -> Went:
 
     with ThreadPoolExecutor(READERS) as pool:
         said = dict(zip(same, pool.map(say, same), strict=True))
+    forget_reviews(site, same)
     left_out |= {run: why for run, why in said.items() if why}
     done = len(shown) - len(left_out)
     if not done:
