@@ -69,6 +69,7 @@ STATUS: Final[Sequence[tuple[type[Fault], int]]] = (
 
 def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> Starlette:
     """The pages as an ASGI application. hosts: what browsers may call this server, with the port."""
+    render.prepare()
     routes = [Route(way.pattern, _endpoint(site, way), methods=["POST" if way.changes else "GET"]) for way in ways]
     app = Starlette(
         routes=[
