@@ -55,12 +55,16 @@
     }
   });
 
-  // Where a key led to another page of the list, its first or last step is the one.
-  if (list() && ["#first", "#last"].includes(location.hash)) {
+  // Where a key led to another page of the list, the step that is meant is chosen. Only once the page has loaded: as a
+  // browser goes to the place that an address names, it takes the focus away.
+  const arrive = () => {
+    if (!list() || !location.hash) return;
     const all = items();
-    if (all.length) select(all[location.hash === "#first" ? 0 : all.length - 1]);
-  }
-  if (list() && location.hash.startsWith("#step-") && current()) select(current());
+    const ends = { "#first": all[0], "#last": all[all.length - 1] };
+    const item = ends[location.hash] || (location.hash.startsWith("#step-") && current());
+    if (item) select(item);
+  };
+  addEventListener("load", () => setTimeout(arrive));
 })();
 
 // Keys of reviews, on pages with data-keys="review": in a list j and k choose a row, and Enter opens it; on the page of
