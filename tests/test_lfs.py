@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -269,6 +270,32 @@ def test_a_patch_holds_no_contents_of_lfs(place: Place, start: Start, kept: str)
     why = "kept in Git LFS, whose contents are no part of a patch"
     assert answer["left_out"] == {"model.bin2": why, "mine.bin": why}
     assert sorted(answer["files"]) == ["art/copy.png", "f.txt"]
+
+
+@pytest.mark.parametrize("grants", [True, False])
+def test_an_ssh_server_grants_a_download(place: Place, start: Start, kept: str, tmp_path: Path, grants: bool) -> None:
+    """It is asked over the connection that the key opens; what it grants goes to the place that it names alone."""
+    server, store = start(), start()
+    server.store = store.url
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    granted = json.dumps({"href": f"{server.url}/repo.git/info/lfs", "header": {"Authorization": BASIC}})
+    (tools / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    answer = f"echo '{granted}'" if grants else "exit 1"
+    (tools / "git-lfs-authenticate").write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "{tmp_path}/repo.git download" ] && {answer}\n'
+    )
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    url = f"ssh://git@127.0.0.1:2222{tmp_path}/repo.git"
+    asked = {"op": "fetch", "kind": "url", "url": url, "commit": kept, "branch": "main", "caps": CAPS, "lfs": True}
+    key = "-----BEGIN PRIVATE KEY-----"
+    found = place.run("repository", asked, DAWN_REPO_SECRET=key, PATH=f"{tools}:{os.environ['PATH']}")
+    if grants:
+        assert place.tree()["model.bin2"][1] == WEIGHTS
+        assert {shown for _, shown in store.seen} == {""}
+    else:
+        assert "grants nothing" in found["error"]["message"]
 
 
 @pytest.mark.docker

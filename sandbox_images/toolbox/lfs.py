@@ -12,7 +12,9 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from urllib.error import HTTPError
 from urllib.parse import urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from cleangit import REPO, Problem, git, init
+from cleangit import REPO, Problem, environment, git, init
 from remotes import SECRET, Remote
 from unpack import CHUNK_BYTES, Caps
 
@@ -84,9 +86,9 @@ def fetch_contents(remote: Remote, kept: Sequence[Kept], caps: Caps) -> None:
     total = sum(one.size for one in kept)
     if total > caps.bytes:
         raise Problem("repository", f"its files in Git LFS have {total:,} bytes, over {caps.bytes:,}")
-    if urlsplit(remote.address).scheme not in ("http", "https"):
+    if remote.unpacked:
         raise Problem(
-            "repository", f"files in Git LFS cannot be fetched from {remote.label}", "name it by its https:// address"
+            "repository", f"files in Git LFS cannot be had of {remote.label}", "name it by its https:// address"
         )
     places: dict[str, list[Kept]] = {}
     for one in kept:
@@ -105,15 +107,19 @@ def fetch_contents(remote: Remote, kept: Sequence[Kept], caps: Caps) -> None:
 
 
 class _Server:
-    """Of one repository. Its credentials go to its own scheme, host and port alone."""
+    """Of one repository. Its credentials, or what was granted over SSH, go to its own scheme, host and port alone."""
 
     def __init__(self, remote: Remote) -> None:
         address = remote.address.rstrip("/")
-        self._batch = f"{address if address.endswith('.git') else f'{address}.git'}/info/lfs/objects/batch"
-        self._place = _place(address)
-        token = remote.env.get(f"{SECRET}_TOKEN")
-        pair = f"{remote.env.get(f'{SECRET}_USER', '')}:{token}".encode()
-        self._basic = f"Basic {base64.b64encode(pair).decode()}" if token else ""
+        if urlsplit(address).scheme in ("http", "https"):
+            place = f"{address if address.endswith('.git') else f'{address}.git'}/info/lfs"
+            pair = ":".join(remote.env.get(f"{SECRET}_{name}", "") for name in ("USER", "TOKEN"))
+            self._headers = (
+                {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"} if pair != ":" else {}
+            )
+        else:
+            place, self._headers = _granted(remote)
+        self._batch, self._place = f"{place.rstrip('/')}/objects/batch", _place(place)
         self._open = build_opener(_Redirects).open
 
     def downloads(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, Request]]:
@@ -161,7 +167,7 @@ class _Server:
         return Request(href, headers=headers if told else {**self._own(href), **headers})
 
     def _own(self, url: str) -> dict[str, str]:
-        return {"Authorization": self._basic} if self._basic and _place(url) == self._place else {}
+        return self._headers if _place(url) == self._place else {}
 
     def _answer(self, request: Request) -> IO[bytes]:
         try:
@@ -193,6 +199,45 @@ class _Redirects(HTTPRedirectHandler):
         if same:
             return Request(newurl, req.data, dict(req.header_items()), method=req.get_method())
         return None if req.data is not None else Request(newurl)
+
+
+def _granted(remote: Remote) -> tuple[str, dict[str, str]]:
+    """Address and headers that an SSH server names for a download, where `git-lfs-authenticate` is known to it."""
+    host, port, path = _ssh_place(remote.address)
+    if host.startswith("-"):
+        raise Problem("repository", f"{host!r} is no host")
+    command = remote.env.get("GIT_SSH_COMMAND", "ssh -F /dev/null -o BatchMode=yes")
+    asked = (*port, host, f"git-lfs-authenticate {shlex.quote(path)} download")
+    try:
+        done = subprocess.run(
+            ["sh", "-c", f'{command} "$@"', "ssh", *asked],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment(),
+            timeout=STALLED_S,
+            check=True,
+        )
+        told = json.loads(done.stdout)
+        href, headers = str(told["href"]), {str(name): str(value) for name, value in told.get("header", {}).items()}
+    except subprocess.SubprocessError:
+        raise Problem("repository", f"{remote.label} grants nothing of its Git LFS over SSH") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Problem("repository", "the server of Git LFS gave no answer that makes sense") from None
+    if urlsplit(href).scheme not in ("http", "https"):
+        raise Problem("repository", "the server of Git LFS names no address of the web")
+    return href, headers
+
+
+def _ssh_place(address: str) -> tuple[str, tuple[str, ...], str]:
+    """(user and host, option for the port, path) of `ssh://git@host:22/path` or `git@host:path`."""
+    if "://" not in address:
+        host, _, path = address.partition(":")
+        return host, (), path
+    parts = urlsplit(address)
+    if parts.scheme != "ssh":
+        raise Problem("repository", f"files in Git LFS cannot be had over {parts.scheme}://")
+    user = f"{parts.username}@" if parts.username else ""
+    return f"{user}{parts.hostname or ''}", ("-p", str(parts.port)) if parts.port else (), parts.path
 
 
 def _lay(file: Path, one: Kept) -> None:
