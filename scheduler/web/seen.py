@@ -24,6 +24,10 @@ from worker.store.skim import skimmed
 FRESH_S: Final = 1.0
 """For how long something that may change is taken as it was."""
 LASTING_S: Final = 600.0
+MADE_SHARE: Final = 0.2
+"""Of the time that may go into making one answer anew."""
+AGED_S: Final = 60.0
+"""No answer is kept longer for that."""
 VIEWS_KEPT: Final = 10_000
 ANSWERS_KEPT: Final = 512
 
@@ -80,16 +84,24 @@ class Seen:
 
     def open_batches(self) -> set[str]:
         """Those with a run that has not ended."""
-        return self.answer("open", lambda: runs.open_batches(self.archive))
+        return self.answer("open", self._open)
+
+    def _open(self) -> set[str]:
+        """By the lists of the batches: the task of each open run would be a request each."""
+        marked = {key.removeprefix("open/") for key in self.archive.list("open/")}
+        return {one.batch for one in self.batches() if not marked.isdisjoint(one.runs)}
 
     def answer(self, name: Hashable, make: Callable[[], T], fresh_s: float = FRESH_S) -> T:
-        """What make returned for this name, at most fresh_s old. For what is small, and costs requests."""
+        """What make returned for this name, at most fresh_s old, or as old as MADE_SHARE of the time goes into making
+        it. For what is small, and costs requests."""
         with self._lock:
             kept = self._answers.get(name)
         if kept is not None and time.monotonic() < kept.until_s:
             return kept.value  # type: ignore[no-any-return]
+        began_s = time.monotonic()
         made = make()
-        self._keep(self._answers, name, made, fresh_s, ANSWERS_KEPT)
+        took_s = time.monotonic() - began_s
+        self._keep(self._answers, name, made, max(fresh_s, min(took_s / MADE_SHARE, AGED_S)), ANSWERS_KEPT)
         return made
 
     def expire(self) -> None:
