@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs_made import Make, checked, claimed, ended, name_runs, replied
 from starlette.testclient import TestClient
+from webs import ORIGIN
 
 from scheduler.reports import kept
 from scheduler.runs import Views
@@ -27,6 +29,7 @@ from worker.contract.task import Repo
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.journal import Journal
+from worker.store.members import members
 
 Visit = Callable[..., TestClient]
 BATCH = "night-0123456789ab"
@@ -269,6 +272,21 @@ def test_only_who_may_decide_has_a_button_to_retry(archive: Archive, make_run: M
     page = visit("decide").get(f"/batches/{BATCH}/failures").text
     assert page.count(address) == 2
     assert '<input type="hidden" name="run" value="r3">' in page
+
+
+def test_the_button_retries_what_its_group_shows(archive: Archive, make_run: Make, visit: Visit) -> None:
+    """What a reviewer sends is what the page holds, and the failed target has a new run."""
+    made(archive, make_run)
+    client = visit("decide")
+    page = client.get(f"/batches/{BATCH}/failures").text
+    form = next(part for part in page.split("<form")[1:] if 'value="r4"' in part and "/retry" in part)
+    fields = re.findall(r'name="(\w+)" value="([^"]+)"', form.split("</form>")[0])
+    assert [value for name, value in fields if name == "run"] == ["r4"]
+    answer = client.post(
+        f"/batches/{BATCH}/retry", data=dict(fields), headers={"origin": ORIGIN}, follow_redirects=False
+    )
+    assert answer.status_code == 303, answer.text
+    assert [(one.target, one.ordinal) for one in members(archive, BATCH) if one.ordinal] == [("till", 1)]
 
 
 def test_a_hostile_name_stays_a_name_on_each_page(archive: Archive, make_run: Make, visit: Visit) -> None:

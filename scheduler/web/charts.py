@@ -217,7 +217,7 @@ def lanes(
     rows += [["all", one.label, "shaded", clock(one.start), clock(one.end)] for one in shades]
     height = y + BOTTOM
     ticks = [(across(first + span * n / 4), clock(first + span * n / 4)[5:16]) for n in range(5)] if times else []
-    axis = [draw.text(x, height - 8, text, "tick first" if n == 0 else "tick") for n, (x, text) in enumerate(ticks)]
+    axis = [draw.text(x, height - 8, text, _tick(n, len(ticks))) for n, (x, text) in enumerate(ticks)]
     kinds = dict.fromkeys((one.kind, one.does) for lane in shown for one in lane.stretches)
     kinds |= dict.fromkeys((point.kind, draw.spoken(point.kind)) for lane in shown for point in lane.points)
     table = Table(["lane", "what", "how", "from, UTC", "to, UTC"], rows)
@@ -327,7 +327,14 @@ def _grid(most: float, told: Told, up: Told | Callable[[float], float]) -> Marku
 
 def _ticks(places: Sequence[tuple[float, str]]) -> Markup:
     room = LABEL_CHARS // 2
-    return draw.join(draw.text(x, HEIGHT - 6, text[:room], "tick") for x, text in places)
+    return draw.join(
+        draw.text(x, HEIGHT - 6, text[:room], _tick(n, len(places))) for n, (x, text) in enumerate(places)
+    )
+
+
+def _tick(n: int, of: int) -> str:
+    """Its classes: the outer ones keep within the drawing."""
+    return "tick first" if n == 0 else "tick last" if n == of - 1 else "tick"
 
 
 def _area(
