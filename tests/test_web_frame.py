@@ -68,6 +68,7 @@ def test_every_answer_has_the_policy(visit: Visit) -> None:
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
 
 
 def test_an_asset_is_one_of_ours(visit: Visit) -> None:
