@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -69,7 +71,7 @@ STATUS: Final[Sequence[tuple[type[Fault], int]]] = (
 
 def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> Starlette:
     """The pages as an ASGI application. hosts: what browsers may call this server, with the port."""
-    render.prepare()
+    _prepare()
     routes = [Route(way.pattern, _endpoint(site, way), methods=["POST" if way.changes else "GET"]) for way in ways]
     app = Starlette(
         routes=[
@@ -84,6 +86,14 @@ def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> St
     )
     app.state.site = site
     return app
+
+
+def _prepare() -> None:
+    """Load what the first reader would wait for: templates, and what runs a page beside the loop (60 ms)."""
+    render.prepare()
+    other = threading.Thread(target=anyio.run, args=(anyio.sleep, 0))  # this one may have a loop already
+    other.start()
+    other.join()
 
 
 def _endpoint(site: Site, way: Way) -> Endpoint:

@@ -137,10 +137,11 @@ class Activity:
 
 def activity(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    top, told = head(site, batch), stories(site, batch)
+    names(site, batch)  # raises for a batch that is not there
+    seen, told, top = site.seen.batch(batch), stories(site, batch), head(site, batch)
     acts = [*_by_batch(site, batch, top)]
     acts += _together((act, one.run, one.target) for one in told.told for act in one.acts)
-    for view in site.seen.batch(batch).found:
+    for view in seen.found:
         acts += _beside(view)
     acts.sort(key=lambda one: one.at, reverse=True)
     notes = [

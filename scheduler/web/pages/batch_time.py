@@ -46,7 +46,8 @@ class Timeline:
 
 def in_time(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    top, told, now = head(site, batch), stories(site, batch), site.now()
+    names(site, batch)  # raises for a batch that is not there
+    told, top, now = stories(site, batch), head(site, batch), site.now()
     lanes = tuple(timeline.lanes(told.told, now))
     times = [one.start for lane in lanes for one in lane.stretches]
     ends = [one.end for lane in lanes for one in lane.stretches]
@@ -141,7 +142,8 @@ class Spent:
 
 def spend(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    top, told, views = head(site, batch), stories(site, batch), site.seen.batch(batch).found
+    names(site, batch)  # raises for a batch that is not there
+    views, told, top = site.seen.batch(batch).found, stories(site, batch), head(site, batch)
     width, moments = timeline.spent_by(told.told, charts.BARS_DRAWN)
     costly = sorted(views, key=lambda view: -view.run.spent_microusd)[:COSTLIEST]
     data = Spent(

@@ -154,8 +154,9 @@ class Failures:
 
 def failed(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    top = head(site, batch)
+    names(site, batch)  # raises for a batch that is not there
     groups = tuple(failures(batch, standing(site.seen.batch(batch).found)))
+    top = head(site, batch)  # after all were read, so that they are not read twice at once
     told = Failures(top, groups, sum(len(group.runs) for group in groups))
     command = f"dawn report {shlex.quote(batch)}"
     title = f"Failures of {batch}"
