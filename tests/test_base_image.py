@@ -21,7 +21,7 @@ from worker.contract.cancel import Cancel
 from worker.contract.errors import EnvironmentFault
 from worker.contract.redact import Redactor
 from worker.contract.surroundings import AUTO, Environment
-from worker.contract.task import Task
+from worker.contract.task import Check, Task
 from worker.environments import Prepared, recorded
 from worker.prepare import prepare
 from worker.sandbox import building, images
@@ -152,7 +152,8 @@ def test_a_dockerfile_is_built_once_for_all_repositories(
 ) -> None:
     """Its stages become one image under a name of ours, which a run's calls find, and nothing lies beside it. Another
     cache key asks for another image."""
-    text = f"# {secrets.token_hex(6)}\nFROM python AS one\nRUN echo one >/one\nFROM python\nCOPY --from=one /one /two\nENV X=3\n"
+    stages = "FROM python AS one\nRUN echo one >/one\nFROM python\nCOPY --from=one /one /two\nENV X=3\n"
+    text = f"# {secrets.token_hex(6)}\n{stages}"
     task = asked(bench, source, built_of(text))
     first = bench.prepare(task)
     gone.append(first.image)
@@ -233,25 +234,22 @@ def test_another_host_takes_a_built_image_from_the_archive(
 
 @pytest.mark.docker
 @pytest.mark.full
-def test_setup_runs_anew_on_the_built_image(bench: Bench, source: Path, base: str, gone: list[str]) -> None:
+def test_setup_runs_anew_on_the_built_image(
+    bench: Bench, sandbox: DockerSandbox, source: Path, gone: list[str]
+) -> None:
     """Setup, and with `resetup` setup with the patch, run on what the Dockerfile made."""
     (source / "requirements.txt").write_text("old\n")
-    environment = built_of(
-        "FROM python\nRUN echo first >/opt/log\n",
-        setup="cat requirements.txt >>/opt/log",
-        resetup="on_change",
-    )
-    task = asked(bench, source, environment).model_copy(
-        update={
-            "checks": bench.task(
-                bench.repo(source), log=("grep -q new /opt/log && ! grep -q old /opt/log && grep -q first /opt/log")
-            ).checks
-        }
-    )
+    text = f"# {secrets.token_hex(6)}\nFROM python\nRUN echo first >/opt/log\n"
+    environment = built_of(text, setup="cat requirements.txt >>/opt/log", resetup="on_change")
+    check = "grep -q new /opt/log && ! grep -q old /opt/log && grep -q first /opt/log"
+    task = asked(bench, source, environment)
+    task = task.model_copy(update={"checks": (Check(name="log", command=check),)})
     prepared, patch = bench.edited(task, "echo new >requirements.txt")
-    gone += [prepared.image, prepared.environment.image_name]
     verdict = bench.verdict(task, prepared, patch)
-    assert [check.status for check in verdict.checks] == ["green"], verdict.checks
+    digits = prepared.environment.image_name.rpartition(":")[2]
+    of_it = sandbox._engine._api.images(filters={"label": f"{BUILD_LABEL}={digits}"})
+    gone += [str(image["Id"]) for image in sorted(of_it, key=lambda one: -int(one["Created"]))]
+    assert {check.status for check in verdict.checks} == {"green"}, verdict.checks
     assert [check.status for check in verdict.baseline] == ["red"]
 
 

@@ -49,7 +49,7 @@ def test_an_engine_is_sent_the_bases_that_were_looked_at() -> None:
         ("FROM a\nCOPY --from=other /x /x", 2, "--from=other is no stage before it"),
         ("FROM a AS b\nCOPY --from=b /x /x", 2, "--from=b is no stage before it"),
         ("FROM a\nRUN --mount=type=secret,id=x cat", 2, "RUN --mount needs BuildKit"),
-        ("FROM a\nRUN cat <<EOF >/x\nhello\nEOF", 2, "a here-document needs BuildKit"),
+        ("FROM a\nRUN cat <<EOF >/x\nhello\nEOF\nRUN true", 2, "a here-document needs BuildKit"),
         ("FROM a\nRUM true", 2, "RUM is no instruction"),
         ("FROM $X", 1, "nothing gives $X in FROM a value"),
         ("FROM ${X:-a}", 1, "nothing gives $ in FROM a value"),

@@ -41,7 +41,7 @@ def changed(before: dict[str, str]) -> set[str]:
 
 
 def test_names_are_those_a_task_may_say() -> None:
-    """The toolbox and the task images; what they are built on is nobody's to name."""
+    """The toolbox and the task images; `base`, which they are built on, may be named beside them."""
     assert images.names() == ("toolbox", "python", "node")
 
 

@@ -46,7 +46,7 @@ def run(
     prompt: Annotated[str, typer.Argument(help="What the model is asked to do.")] = "",
     ref: Annotated[str | None, typer.Option(help="Branch, tag or commit; default: the repository's HEAD.")] = None,
     path: Annotated[str, typer.Option(help="Folder inside the repository to work in.")] = "",
-    image: Annotated[str, typer.Option(help="Name of an image of ours, or any image the engine has.")] = "python",
+    image: Annotated[str, typer.Option(help="One of ours, any that the engine has, or auto.")] = "python",
     setup: Annotated[str | None, typer.Option(help="Script run as root with network, once.")] = None,
     check: Annotated[
         list[str] | None, typer.Option(metavar="[NAME=]COMMAND", help="Must exit 0 when done; may be repeated.")

@@ -49,8 +49,11 @@ task:
   #prompt_file: prompt.md
 
 environment:
+  # python, node, base, any image of the engine; auto: by what the repository holds; {dockerfile: PATH}: built of it
   image: python
   #setup: pip install -e .
+  # Another word has every environment prepared anew.
+  #cache_keys: ["2026-11"]
 
 # Each must exit with 0 when the work is done. They also run on the untouched code, to know what was red before.
 #checks: [tests=pytest -q, lint=ruff check .]

@@ -23,7 +23,7 @@ FETCH_HINT: Final = "the repository is not part of an image; fetch what is, with
 
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*$")
 _PLACE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*)|)")
-_HERE = re.compile(r"(?<!\S)\d*<<-?[\"']?[A-Za-z_]\w*[\"']?(?!\S)")
+_HERE = re.compile(r"(?<!\S)\d*<<-?[\"']?([A-Za-z_]\w*)[\"']?(?!\S)")
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,11 @@ def read(text: str) -> Dockerfile:
             break
         if directive[1].lower() == "escape" and directive[2] != "\\":
             mistakes.append(Mistake(number + 1, 1, "changes how lines are continued", "continue them with \\"))
+    here = ""
     for one in _instructions(text):
-        if one.keyword == "FROM":
+        if here:  # lines of a document, which is told where it begins
+            here = "" if one.keyword == here else here
+        elif one.keyword == "FROM":
             told = _stage(one, stages, values)
             if isinstance(told, Stage):
                 stages.append(told)
@@ -115,6 +118,8 @@ def read(text: str) -> Dockerfile:
                 values[name.strip()] = value.strip().strip("\"'")
         else:
             mistakes += _mistakes(one, stages)
+            found = _HERE.search(one.text) if one.keyword in ("RUN", "COPY") else None
+            here = found[1].upper() if found else ""
     if not stages:
         mistakes.append(Mistake(1, 1, "has no FROM", "begin with what it is built on, such as `FROM python`"))
     return Dockerfile(text, tuple(stages), tuple(mistakes))
