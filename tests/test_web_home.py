@@ -14,6 +14,7 @@ from webs import site_of
 
 from scheduler.schedules.cron import Schedule
 from scheduler.schedules.stored import Said
+from scheduler.web import now
 from scheduler.web.pages import search
 from scheduler.web.site import Site
 from worker.contract.events import Asked, Failure, Observation, Observed, Parked, Sealed, canonical
@@ -92,6 +93,20 @@ def test_home_asks_for_the_cheapest_decision_first(visit: Visit, archive: Archiv
     assert [need["kind"] for need in data["needs"]] == ["approval", "question", "budget"]
     assert data["needs"][0]["what"] == 'run_command {"command": "ls"}'
     assert data["waiting"] == {"approval": 1, "question": 1, "budget": 1}
+
+
+def test_home_says_which_open_batches_it_did_not_look_at(
+    visit: Visit, archive: Archive, make_run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the bound the older ones are named and not counted; the newest is looked at in any case."""
+    monkeypatch.setattr(now, "OPEN_MAX", 1)
+    for batch, run, at in ((NIGHT, "r1", "2026-11-30T02:00:00Z"), (LATER, "q1", "2026-11-30T03:00:00Z")):
+        name_runs(archive, {run: "cart"}, batch)
+        make_run(run, *asks(), batch=batch, at=at)
+    data = twin(visit, "/")
+    assert ([board["batch"] for board in data["running"]], data["left_out"]) == ([LATER], [NIGHT])
+    assert data["last"] is None
+    assert "1 call to approve" in visit("look").get("/").text
 
 
 def test_an_empty_archive_says_how_to_begin(visit: Visit) -> None:
