@@ -1,0 +1,77 @@
+"""Reviewing and approving in a real browser: keys, where one slip decides nothing, and a thumb on a phone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from browsers import Open, served, wider
+from playwright.sync_api import expect
+from runs_made import Make, claimed, name_runs
+from test_web_approvals import HOSTILE, asks
+from test_web_review import BATCH, SHOP, ran, said  # noqa: F401
+from webs import site_of
+
+from worker.contract.surroundings import Environment
+from worker.store.archive import Archive
+from worker.store.decisions import read_decision
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+
+def test_keys_lead_through_the_queue_and_one_slip_approves_nothing(
+    archive: Archive,
+    ran: Any,  # noqa: F811
+    open_window: Open,
+) -> None:
+    """j, k and Enter choose; a says what it would do, any other key takes it back, a second one does it."""
+    for run in ("cart", "till"):
+        ran(run, SHOP)
+    name_runs(archive, {"cart": "cart", "till": "till"})
+    with served(site_of(archive)) as origin:
+        window = open_window(origin).sign_in()
+        page = window.go("/review")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("k")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/review/cart")
+
+        page.keyboard.press("a")
+        expect(page.locator("[data-told]")).to_contain_text("Press a once more to approve")
+        page.keyboard.press("x")
+        expect(page.locator("[data-told]")).to_have_text("")
+        page.keyboard.press("a")
+        page.keyboard.press("r")
+        expect(page.locator("[data-told]")).to_contain_text("Press r once more to reject")
+        page.keyboard.press("c")
+        page.keyboard.type("a fine arrangement")
+        assert said(archive, "cart") == []
+
+        page.keyboard.press("Escape")
+        page.keyboard.press("a")
+        page.keyboard.press("a")
+        page.wait_for_url("**/review/till")
+        assert said(archive, "cart") == [("approved", "rosa@here")]
+        window.check()
+
+
+def test_a_thumb_approves_on_a_phone(make_run: Make, archive: Archive, open_window: Open) -> None:
+    """At 360 pixels nothing is wider than the screen, a button is 44 high, and what was shown is decided."""
+    word = "x" * 300
+    make_run("cart", claimed(), *asks(f"{HOSTILE}; dropdb {word}"), environment=Environment(network="full"))
+    make_run("till", claimed(), *asks(kind="question", tool="ask_person", why=f"42 or {word}?"), target="till")
+    name_runs(archive, {"cart": "cart", "till": "till"}, BATCH)
+    with served(site_of(archive)) as origin:
+        page = open_window(origin, phone=True).sign_in().go("/approvals")
+        assert wider(page) == []
+        button = page.locator("#ask-cart").get_by_role("button", name="Approve")
+        box = button.bounding_box()
+        assert box is not None
+        assert box["height"] >= 44
+        button.tap()
+        expect(page.get_by_role("status").first).to_contain_text("c1 approved")
+        assert page.locator("#ask-cart").count() == 0
+        made = read_decision(archive, "cart", "c1")
+        assert made is not None
+        assert (made.decision, made.by) == ("approved", "rosa@here")
