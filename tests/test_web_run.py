@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from runs_made import Make, checked, claimed, replied
 from starlette.testclient import TestClient
 from test_web_steps import MODEL, observed
@@ -233,18 +236,25 @@ def test_there_is_advice_for_each_reason() -> None:
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [
-        ("\x1b[31;1mred\x1b[0m plain", '<span class="a-bold a-f1">red</span> plain'),
-        ("\x1b[92mlight\x1b[39m.", '<span class="a-f10">light</span>.'),
-        ("\x1b[38;5;196mx", '<span class="a-f9">x</span>'),
-        ("\x1b[48;2;0;0;240mx", '<span class="a-b4">x</span>'),
-        ("\x1b[7mx\x1b[27my", '<span class="a-inverse">x</span>y'),
-        ("<b>\x1b[31m<i>\x1b[m", '&lt;b&gt;<span class="a-f1">&lt;i&gt;</span>'),
+        ("\x1b[31;1mred\x1b[0m plain", '<span class="ansi1 ansi31">red</span> plain'),
+        ("\x1b[92mlight\x1b[39m.", '<span class="ansi92">light</span>.'),
+        ("\x1b[38;5;196mx", '<span class="ansi38-196">x</span>'),
+        ("\x1b[7mx\x1b[27my", '<span class="inv_background inv_foreground">x</span>y'),
+        ("<b>\x1b[31m<i>\x1b[m", '&lt;b&gt;<span class="ansi31">&lt;i&gt;</span>'),
+        ("\x1b[31:1mx", "\\x1b[31:1mx"),
         ("a\x1b]8;;javascript:alert(1)\x07b\x1b]8;;\x07", "a\\x1b]8;;javascript:alert(1)\\x07b\\x1b]8;;\\x07"),
         ("50%\r100%\x1b[K\n", "50%\\r100%\\x1b[K\n".replace("\\r", "\\x0d")),
-        ("\x1b[99999999mx\x1b[38mx\x1b[;mx", "xxx"),
+        ("\x1b[99999999mx\x1b[;mx", "xx"),
         ("\u202egpj.exe", "\\u202egpj.exe"),
     ],
 )
 def test_colours_are_classes_and_the_rest_is_written_out(printed: str, shown: str) -> None:
     """What a terminal would do for a text is done for colours only."""
     assert ansi.html(printed) == shown
+
+
+@given(st.text(st.sampled_from("\x1b\x9b[]()<>&\"'\\;:m0123456789Kh \n\r\x07axé")))
+def test_no_text_becomes_an_element_or_keeps_a_control(printed: str) -> None:
+    """Whatever a command prints, its page holds spans with a class, letters, and nothing else."""
+    bare = re.sub(r'<span class="[a-z0-9_ -]+">|</span>', "", ansi.html(printed))
+    assert re.search(r"[<>\x00-\x08\x0b-\x1f\x7f-\x9f]", bare) is None
