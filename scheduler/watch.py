@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 
 from scheduler.budget import spending
 from scheduler.follow import Follower
-from scheduler.planning.plan import Decision, Pool, Slots
+from scheduler.planning.plan import Decision
 from scheduler.planning.why import Now, why
+from scheduler.queues import as_planned
 from scheduler.reports.board import Board, board
 from scheduler.runs import Found, View, runs_in, standing
 from worker.contract.errors import ExitCode, HintsFault, NotFoundFault, StoreFault
@@ -96,13 +97,6 @@ class Watch:
         if self._hints is None:
             return None
         try:
-            slots: dict[Pool, Slots] = {}
-            for worker in self._hints.workers():
-                pool: Pool = "solo" if "solo" in worker.lanes else "main"
-                before = slots.get(pool, Slots())
-                slots[pool] = Slots(before.total + worker.slots, before.free + worker.free)
-            held = self._hints.held(f"run:{run}" for run in self._follower.open)
-            leased = {name.removeprefix("run:") for name in held}
-            return Now(leased=leased, rung=set(self._hints.outstanding()), slots=slots)
+            return as_planned(self._hints, self._follower.open)
         except HintsFault:
             return None

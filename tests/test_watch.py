@@ -317,6 +317,8 @@ def test_compare_says_where_two_ways_part(pair: tuple[str, str], capsys: pytest.
         "step": 2,
         "first": 'calls run_command {"command": "sed -i 1d x"}',
         "other": 'calls run_command {"command": "rm x"}',
+        "first_seq": 4,
+        "other_seq": 4,
     }
     assert (against["same_patch"], against["patches"][-2:]) == (False, ["-+42", "++43"])
     assert [run["checks"] for run in told["runs"]] == [[{"name": "tests", "status": "green", "exit_code": 0}]] * 2
