@@ -145,6 +145,19 @@ def test_what_a_delivery_waits_for_comes_first(archive: Archive, ran: Any, visit
     assert told["wanted"] == 1
 
 
+def test_the_queue_says_what_is_alike_and_can_be_of_one_batch(
+    four: None, archive: Archive, ran: Any, visit: Visit
+) -> None:
+    """A row names its group; the address chooses a batch, and one that is not there is said."""
+    ran("stranger", SHOP, batch="other-0123456789ab")
+    name_runs(archive, {"stranger": "stranger"}, "other-0123456789ab")
+    client = visit("look")
+    told = json.loads(client.get(f"/review?batch={BATCH}&as=json").text)["data"]["rows"]
+    assert {row["run"]: row["alike"] for row in told} == {"cart": 3, "till": 3, "shop": 3, "odd": 0}
+    assert len(json.loads(client.get("/review?as=json").text)["data"]["rows"]) == 5
+    assert client.get("/review?batch=nobody").status_code == 404
+
+
 def test_a_wish_for_changes_becomes_a_run_with_these_words(one: str, visit: Visit, archive: Archive) -> None:
     """It goes on from the last step, the patch is rejected, each names the other; a second click makes no second."""
     client = visit("decide")
