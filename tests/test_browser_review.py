@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browsers import Open, served, wider
+from browsers import Open, faults_of, served, wider
 from playwright.sync_api import expect
 from runs_made import Make, claimed, name_runs
 from test_web_approvals import HOSTILE, asks
@@ -75,3 +75,25 @@ def test_a_thumb_approves_on_a_phone(make_run: Make, archive: Archive, open_wind
         made = read_decision(archive, "cart", "c1")
         assert made is not None
         assert (made.decision, made.by) == ("approved", "rosa@here")
+
+
+def test_pages_that_decide_shut_nobody_out(
+    archive: Archive,
+    make_run: Make,
+    ran: Any,  # noqa: F811
+    open_window: Open,
+    axe: str,
+) -> None:
+    """No serious fault of accessibility, light and dark, and at 360 pixels nothing is wider than the screen."""
+    ran("cart", SHOP)
+    make_run("till", claimed(), *asks(HOSTILE), target="till", model="anthropic/some", prompt="Fix it.")
+    name_runs(archive, {"cart": "cart", "till": "till"})
+    pages = ("/approvals", "/review", "/review/cart", "/runs/till/decide", "/runs/cart/decide", "/runs/cart/fork")
+    found = []
+    with served(site_of(archive)) as origin:
+        for dark in (False, True):
+            window = open_window(origin, dark=dark, phone=dark).sign_in()
+            for path in (*pages, f"/batches/{BATCH}/decide"):
+                page = window.go(path)
+                found += [f"{path} {fault}" for fault in (*faults_of(page, axe), *wider(page))]
+    assert found == []
