@@ -353,6 +353,10 @@ TABLE = {
     "Redis wiped": "test_tick.py::test_a_wiped_redis_seals_and_takes_nothing_over_for_one_lease_time",
     "the archive is away": "test_hosting.py::test_a_store_that_is_away_for_a_moment_is_waited_for",
     "a writer of an archive": "create journal/[0-9]+ 1 staged",
+    "a candidate waits for the first one's commands: `task.json` and marker, no segment 0": "test_followers.py::"
+    "test_whoever_dies_at_any_write_is_completed",
+    "worker dead in a build of a Dockerfile": "test_base_image.py::test_a_build_that_is_cut_off_leaves_nothing",
+    "the pages' process killed": "test_web_command.py::test_pages_beside_a_stack_come_back_on_their_address",
     "delegate at work": "test_delegate.py::test_whoever_dies_at_any_write_of_a_delegate_is_followed",
     "estimate reserved, worker dead": "test_purse.py::test_a_takeover_counts_the_lost_call_once",
     "reply committed, its counter not told": "test_purse.py::test_redis_away_after_an_answer_loses_no_answer",
