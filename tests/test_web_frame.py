@@ -114,7 +114,7 @@ def test_a_form_of_ours_changes_something_and_says_so_once(changing: TestClient,
     assert "done with it" not in changing.get("/").text
 
 
-@pytest.mark.parametrize("origin", [None, "null", "https://evil.example", f"http://{HOST}.evil.example"])
+@pytest.mark.parametrize("origin", [None, "null", "https://evil.example", f"http://{HOST}.evil.example", "http://["])
 def test_a_form_of_another_page_changes_nothing(changing: TestClient, site: Site, origin: str | None) -> None:
     """H52: a POST that no page of ours sent is refused, although the browser sends the session."""
     headers = {} if origin is None else {"origin": origin}
@@ -177,6 +177,15 @@ def test_a_large_form_is_refused(changing: TestClient, site: Site) -> None:
     """A form has its bound, which is looked at before it is read."""
     fields = {**form(changing, site), "what": "x" * 300_000}
     answer = changing.post("/act", data=fields, headers={"origin": ORIGIN})
+    assert (answer.status_code, done) == (413, [])
+
+
+def test_a_form_without_an_end_is_refused(changing: TestClient, site: Site) -> None:
+    """Chunks end when they like: a length that is said besides bounds nothing."""
+    body = f"form_token={form(changing, site)['form_token']}&what=it".encode()
+    headers = {"origin": ORIGIN, "transfer-encoding": "chunked", "content-length": str(len(body))}
+    headers["content-type"] = "application/x-www-form-urlencoded"
+    answer = changing.post("/act", content=body, headers=headers)
     assert (answer.status_code, done) == (413, [])
 
 

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -82,7 +83,7 @@ def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> St
             *routes,
         ],
         middleware=[Middleware(Guard, hosts=hosts)],
-        exception_handlers={HTTPException: _not_ours(site)},
+        exception_handlers={HTTPException: _not_ours(site), ClientDisconnect: _gone},
     )
     app.state.site = site
     return app
@@ -240,6 +241,11 @@ def _news(site: Site) -> Endpoint:
         return await stream(site, request)
 
     return news
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    """Whoever sent half a form has hung up: nobody reads this, and no log needs it."""
+    return Response(status_code=400)
 
 
 async def _no_icon(_: Request) -> Response:

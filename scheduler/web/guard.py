@@ -64,12 +64,16 @@ class Guard:
 
     def _is_ours(self, headers: dict[str, str]) -> bool:
         """Whether a page of ours asked. A browser names the origin of every POST."""
-        origin = urlsplit(headers.get("origin", ""))
+        try:
+            origin = urlsplit(headers.get("origin", ""))
+        except ValueError:
+            return False
         return origin.scheme in ("http", "https") and origin.netloc.lower() == headers["host"].lower()
 
 
 def _fits(headers: dict[str, str]) -> bool:
-    length = headers.get("content-length", "")
+    """A body that is sent in chunks ends when it likes, whatever length is said besides."""
+    length = "" if "transfer-encoding" in headers else headers.get("content-length", "")
     return length.isdecimal() and len(length) < 12 and int(length) <= BODY_BYTES
 
 
