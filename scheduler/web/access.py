@@ -23,11 +23,12 @@ SESSION_S: Final = 7 * 86_400.0
 FORM_S: Final = 12 * 3_600.0
 """A page that was loaded a working day ago shows what was asked then; it must be loaded again to decide."""
 SAID_S: Final = 60.0
+SAID_CHARS: Final = 500
 TOKEN_BYTES: Final = 32
 OPENED_S: Final = 12 * 3_600.0
 """What was opened counts for a working day, as a form does."""
-OPENED_MAX: Final = 150
-"""Things that a visitor has opened last: a browser keeps 4,096 bytes of a cookie."""
+COOKIE_CHARS: Final = 3_800
+"""Of a value: a browser keeps 4,096 bytes of a cookie with its name, and one that is longer not at all."""
 LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 
@@ -62,13 +63,12 @@ class Access:
         found = None
         for token in self.tokens:  # all of them, so that the time taken says nothing
             if hmac.compare_digest(token.secret.encode(), secret.encode()):
-                found = Visitor(token.name, token.role)
+                found = Visitor(token.name, token.role, self._print(token))
         return found
 
     def session(self, visitor: Visitor) -> str:
         """The cookie that a visitor carries from now on."""
-        id = secrets.token_urlsafe(16)
-        return self._signed("session", {"name": visitor.name, "role": visitor.role, "id": id}, SESSION_S)
+        return self._signed("session", {"token": visitor.token, "id": secrets.token_urlsafe(16)}, SESSION_S)
 
     def visitor(self, cookie: str, headers: Mapping[str, str], peer: str = "") -> Visitor | None:
         """Who asks; None for nobody that is known. headers: with names in lower case. peer: the address that the
@@ -77,10 +77,12 @@ class Access:
             name = headers.get(self.identity_header.lower(), "").strip()
             if name and name.isprintable() and len(name) <= 200:
                 return Visitor(name, "reviewer" if name in self.reviewers else "viewer")
-        told = self._read("session", cookie)
-        if told is None or told.get("role") not in ("viewer", "reviewer"):
-            return None
-        return Visitor(str(told.get("name")), "reviewer" if told["role"] == "reviewer" else "viewer")
+        told = self._read("session", cookie) or {}
+        # Whose token was taken away is out, and whose role was changed has the new one: a session says neither.
+        for token in self.tokens:
+            if told.get("token") == self._print(token):
+                return Visitor(token.name, token.role, self._print(token))
+        return None
 
     def form_token(self, visitor: Visitor, cookie: str) -> str:
         """What every form of this visitor's pages carries: another site cannot read it, and it ages."""
@@ -92,7 +94,11 @@ class Access:
 
     def say(self, text: str) -> str:
         """A line for the next page, as a cookie: in an address anybody could write one."""
-        return self._signed("said", {"text": text[:500]}, SAID_S)
+        cookie = self._signed("said", {"text": text[:SAID_CHARS]}, SAID_S)
+        while len(cookie) > COOKIE_CHARS:  # of some scripts a letter takes sixteen
+            text = text[: min(len(text), SAID_CHARS) // 2]
+            cookie = self._signed("said", {"text": text}, SAID_S)
+        return cookie
 
     def said(self, cookie: str) -> str:
         told = self._read("said", cookie)
@@ -110,14 +116,17 @@ class Access:
     def opened(self, visitor: Visitor, cookie: str) -> tuple[str, ...]:
         """What this visitor has opened, the last one last."""
         told = self.unseal("opened", cookie)
-        if told is None or told.get("by") != visitor.name or not isinstance(told.get("of"), list):
+        if told is None or told.get("by") != self._mac(f"opened {visitor.name}".encode()):
             return ()
-        return tuple(map(str, told["of"]))
+        return tuple(str(told.get("of", "")).split())
 
     def with_opened(self, visitor: Visitor, before: Collection[str], name: str) -> str:
-        """The cookie that says it of one thing more."""
-        of = [*(one for one in before if one != name), name][-OPENED_MAX:]
-        return self.seal("opened", {"by": visitor.name, "of": of}, OPENED_S)
+        """The cookie that says it of one thing more. name: a word. It forgets what was opened first when it is full:
+        it holds 140 names of sixteen letters."""
+        of, by = [*(one for one in before if one != name), name], self._mac(f"opened {visitor.name}".encode())
+        while len(cookie := self.seal("opened", {"by": by, "of": " ".join(of)}, OPENED_S)) > COOKIE_CHARS and of:
+            del of[0]
+        return cookie
 
     def _is_proxy(self, peer: str) -> bool:
         try:
@@ -125,6 +134,10 @@ class Access:
         except ValueError:
             return False
         return any(address in network for network in self.proxies if network.version == address.version)
+
+    def _print(self, token: Token) -> str:
+        """Names a token in a session, and tells nothing of it."""
+        return self._mac(f"token {token.secret}".encode())
 
     def _bound(self, visitor: Visitor, cookie: str) -> str:
         return self._mac(f"{visitor.name}\n{visitor.role}\n{cookie}".encode())

@@ -28,10 +28,12 @@ PAGES_MAX: Final = 100_000
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who asks. name: goes into the archive with what they decide."""
+    """Who asks. name: goes into the archive with what they decide. token: what names the one that they signed in with
+    (access.py), "" for whom a proxy names."""
 
     name: str
     role: Role
+    token: str = field(default="", repr=False, compare=False)
 
     @property
     def may_decide(self) -> bool:
