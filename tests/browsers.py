@@ -21,7 +21,7 @@ from scheduler.web import server
 from scheduler.web.site import Site
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1280, "height": 900}
@@ -63,6 +63,20 @@ class Window:
         """Open a page of ours; fails where it has a fault, or did before."""
         answer = self.page.goto(path if "://" in path else self.origin + path)
         assert answer is None or answer.status < 400, f"{path}: {answer and answer.status}"
+        self.check()
+        return self.page
+
+    def click(self, what: Locator) -> Page:
+        """Click on what leads to another page, and look at that."""
+        with self.page.expect_navigation(wait_until="load"):
+            what.click()
+        self.check()
+        return self.page
+
+    def press(self, key: str) -> Page:
+        """Press a key that leads to another page."""
+        with self.page.expect_navigation(wait_until="load"):
+            self.page.keyboard.press(key)
         self.check()
         return self.page
 

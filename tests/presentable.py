@@ -5,6 +5,7 @@ that are not, failures, and runs that wait for a person. Refuses to run anything
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -35,6 +36,7 @@ from worker.contract.events import (
     canonical,
     digest,
 )
+from worker.contract.matrix import compare, matrix
 from worker.contract.task import Budget, Check, PolicyRule, Repo, Task
 from worker.store import keys
 from worker.store.archive import Archive
@@ -155,7 +157,7 @@ class _Story:
         self.name = f"{word}{number // len(NAMES) + 1}" if number >= len(NAMES) else word
         run = f"{scene.batch}-{self.name}-0"
         scene.runs.setdefault(kind, []).append(run)
-        self.journal = Journal(scene.archive, run)
+        self.archive, self.journal = scene.archive, Journal(scene.archive, run)
         self.clock = Clock(began + timedelta(seconds=40 * (number // 4)), 6 + number % 7)
         task = Task(
             **{
@@ -179,6 +181,10 @@ class _Story:
     def add(self, event: Event, after_s: float | None = None) -> None:
         attempt = None if isinstance(event, Claimed) else self.run.attempt
         self.run = self.journal.append(self.run, [event], attempt=attempt, at=self.clock.tick(after_s))
+
+    def seal(self, end: Sealed) -> None:
+        self.add(end)
+        self.archive.delete([keys.open_marker(self.run.id)])
 
     def begin(self, number: int) -> None:
         self.add(Claimed(worker=f"host-{number % 4 + 1}", engine="engine", lane="batch"))
@@ -206,19 +212,21 @@ class _Story:
             tool=tool,
             status=status,  # type: ignore[arg-type]
             exit_code=exit_code,
-            output=output,
+            output=re.sub(r"\x1b\[[0-9;]*m", "", output),  # as a worker cleans it for the model
             blob=blob,
             total_bytes=len(output.encode()),
             kept_bytes=len(output.encode()),
             duration_ms=4_200 if tool in ("run_checks", "run_command") else 18,
         )
-        snapshot = SnapshotRef(listing=digest(tree.encode()), tree=digest(tree.encode())) if tree else None
+        mark = digest(tree.encode())
+        snapshot = SnapshotRef(listing=mark, tree=mark, object=mark, level=1, bytes=2_048) if tree else None
+        files = (arguments["path"],) if tree else ()
         plan = (
             PlanItem(text="Find calls without a timeout", status="done"),
             PlanItem(text="Give each one a timeout", status="done" if tree else "doing"),
             PlanItem(text="Run the tests", status="todo"),
         )
-        self.add(Observed(observation=shown, snapshot=snapshot, plan=plan if self.steps == 1 else None))
+        self.add(Observed(observation=shown, snapshot=snapshot, plan=plan if self.steps == 1 else None, files=files))
 
     def ask(self, tool: str, *, text: str = "", **arguments: Any) -> None:
         self.steps += 1
@@ -319,6 +327,11 @@ def _changed(scene: Scene, number: int, kind: Kind, group: str, began: datetime 
         check="tests", counts=counts, named={"fixed": named[:1], "broke": named[1:]} if red else {"fixed": named}
     )
     verdict = "broke" if red else "verified"
+    passing = {f"tests.test_client::test_call_{number}": "passed" for number in range(12)}
+    before: Any = {**passing, named[0]: "failed", named[1]: "passed" if red else "failed"}
+    after: Any = {**passing, named[0]: "passed", named[1]: "failed" if red else "passed"}
+    kinds = compare(before, after, {}, patch_empty=False, whole=True)
+    rows = story.journal.put_blob(canonical(matrix({"tests": (kinds, [before, after, {}])})))
     story.add(
         Verdict(
             verdict=verdict,
@@ -327,20 +340,27 @@ def _changed(scene: Scene, number: int, kind: Kind, group: str, began: datetime 
             patch=PatchStat(digest=patch, bytes=len(_patch(path, kind)), files={path: (1, 1)}),
             duration_ms=7_000,
             tests=(compared,),
+            matrix=rows,
             guards=("removes an assertion from tests/test_client.py",) if kind is ODD[0] else (),
         ),
         12,
     )
     summary = story.journal.put_blob(f"{kind.said}\n".encode())
-    story.add(Sealed(outcome="changed", verdict=verdict, artifacts={"patch.diff": patch, "summary.md": summary}))
+    story.seal(
+        Sealed(
+            outcome="changed",
+            verdict=verdict,
+            artifacts={"patch.diff": patch, "summary.md": summary, "tests.json": rows},
+        )
+    )
 
 
 def _failed(scene: Scene, number: int) -> None:
     story = _Story(scene, number, "failed")
     story.add(Claimed(worker=f"host-{number % 4 + 1}", engine="engine", lane="batch"))
-    failure = Failure(cls="env", reason="setup", detail=f"{REFUSED} ({story.name})")
+    failure = Failure(cls="env", reason="setup", detail=REFUSED)
     story.add(Finished(failure=failure), 30)
-    story.add(Sealed(outcome="failed", failure=failure))
+    story.seal(Sealed(outcome="failed", failure=failure))
 
 
 def _limit(scene: Scene, number: int) -> None:
@@ -351,7 +371,7 @@ def _limit(scene: Scene, number: int) -> None:
         story.step("run_command", f"{turn} of 40 tests still fail\n", command=command, status="error")
     failure = Failure(cls="limit", reason="cost", detail="$3.00 of $3.00 were spent")
     story.add(Finished(failure=failure))
-    story.add(Sealed(outcome="failed", failure=failure))
+    story.seal(Sealed(outcome="failed", failure=failure))
 
 
 def _asks(scene: Scene, number: int) -> None:
