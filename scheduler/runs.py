@@ -4,7 +4,6 @@ enough to answer, no Redis is asked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from functools import cache
 from typing import Final, Literal, TypeVar
 
 from worker.contract.delivered import wants_delivery
-from worker.contract.errors import ConflictFault, IntegrityFault, NotFoundFault, VersionFault
+from worker.contract.errors import ConflictFault, Fault, IntegrityFault, InvalidFault, NotFoundFault, VersionFault
+from worker.contract.events import read_json
 from worker.contract.hours import Shut, shut
 from worker.contract.run import Run
 from worker.contract.task import Task
@@ -30,6 +30,8 @@ from worker.store.skim import Parse, parsed_line
 K = TypeVar("K")
 V = TypeVar("V")
 READERS: Final = 8
+UNREADABLE: Final = (IntegrityFault, VersionFault, InvalidFault)
+"""Of a run or batch: not what was written, written by a newer Dawnfleet, or under a name that no store can hold."""
 CANDIDATES_SHOWN: Final = 8
 BATCHES_SHOWN: Final = 10
 
@@ -213,28 +215,30 @@ class Views:
 def views(archive: Archive, runs: Iterable[str]) -> Views:
     """Many runs, folded at the same time. One that cannot be read hides no other. Raises StoreFault."""
 
-    def read(run: str) -> View | IntegrityFault | None:
+    def read(run: str) -> View | Fault | None:
         try:
             return view(archive, run, control)
         except NotFoundFault:
             return None
-        except IntegrityFault as fault:
+        except UNREADABLE as fault:
             return fault
 
     asked, control = list(runs), cache(lambda batch: Control(archive, batch).read())
     seen = each(archive, read, asked)
-    damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, IntegrityFault)}
+    damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, Fault)}
     return Views([one for one in seen if isinstance(one, View)], damaged, seen.count(None))
 
 
 @dataclass(frozen=True)
 class Listed:
     """A batch in a list. at: UTC time of its submit, "" while its first run is being written. runs: ids that it
-    names, none when its submit was cut off before it named them."""
+    names, none when its submit was cut off before it named them. wrong: why these cannot be read, "" where they can.
+    """
 
     batch: str
     at: str
     runs: list[str]
+    wrong: str = ""
 
 
 def batches(archive: Archive, named: str | None = None) -> list[Listed]:
@@ -269,10 +273,12 @@ def _listed(archive: Archive, batch: str) -> Listed:
         runs = runs_in(archive, Found("batch", batch))
     except NotFoundFault:
         return Listed(batch, "", [])
+    except UNREADABLE as fault:
+        return Listed(batch, "", [], fault.message)
     for run in runs:
         try:
             first = archive.get(keys.segment(run, 0)).split(b"\n", 1)[0]
-            return Listed(batch, str(json.loads(first)["at"]), runs)
-        except (NotFoundFault, ValueError, KeyError, TypeError):
+            return Listed(batch, str(read_json(first)["at"]), runs)
+        except (NotFoundFault, *UNREADABLE, ValueError, KeyError, TypeError):
             continue
     return Listed(batch, "", runs)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.enqueue import entry_of
 from scheduler.runs import Found, runs_in
 from worker.contract.errors import Fault, NotFoundFault, StoreFault
-from worker.contract.events import canonical, digest
+from worker.contract.events import canonical, digest, read_json
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.evidence import Tally
@@ -55,7 +54,7 @@ def _batch_problems(archive: Archive, batch: str) -> list[str]:
     key = keys.batch_targets(batch)
     try:
         data = archive.get(key)
-        targets: dict[str, Any] = json.loads(data)
+        targets: dict[str, Any] = read_json(data)
         if canonical(targets) != data or (targets["v"], targets["batch"]) != (1, batch):
             return [f"{key} is not the bytes that were written"]
         problems = []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scheduler.budget import Spending
-    from scheduler.runs import View, Views
+    from scheduler.runs import Listed, View, Views
     from worker.store.archive import Archive
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
@@ -112,7 +112,7 @@ def status(
             for entry, views in listed
         ]
         terminal.emit_json("dawn.batches/1", archive=archive.url, batches=listing)
-        _end_if_damaged(*(views for _, views in listed))
+        _end_if_damaged(*(views for _, views in listed), lists=known)
         return
     if not listed:
         terminal.say(f"the archive {archive.url} holds no batch yet; begin with `dawn demo`")
@@ -121,7 +121,7 @@ def status(
         for entry, views in listed
     ]
     terminal.emit_table(("batch", "submitted (UTC)", "runs", "state"), table)
-    _end_if_damaged(*(views for _, views in listed))
+    _end_if_damaged(*(views for _, views in listed), lists=known)
 
 
 def tell(found: Sequence[View], budgets: Mapping[str, Spending], archive: Archive, *, as_json: bool) -> None:
@@ -138,12 +138,15 @@ def tell(found: Sequence[View], budgets: Mapping[str, Spending], archive: Archiv
         terminal.say(f"budget of {budget.of}: {budget.text}")
 
 
-def _end_if_damaged(*listed: Views) -> None:
+def _end_if_damaged(*listed: Views, lists: Sequence[Listed] = ()) -> None:
     """Name what could not be read, after all that could, and end with the code for it."""
     damaged = {run: why for views in listed for run, why in views.damaged.items()}
     for run, why in damaged.items():
         terminal.say(f"run {run} is damaged: {why}; look: dawn verify {run}")
-    if damaged:
+    wrong = {one.batch: one.wrong for one in lists if one.wrong}
+    for batch, why in wrong.items():
+        terminal.say(f"the runs of batch {batch} cannot be named: {why}; look: dawn verify {batch}")
+    if damaged or wrong:
         raise typer.Exit(11)
 
 

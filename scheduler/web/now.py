@@ -13,7 +13,7 @@ from scheduler.planning.plan import Decision
 from scheduler.planning.why import Now, why
 from scheduler.queues import as_planned
 from scheduler.reports.board import Board, board
-from scheduler.runs import View
+from scheduler.runs import UNREADABLE, View
 from scheduler.web.site import Site
 from worker.contract.errors import Fault, HintsFault, IntegrityFault
 from worker.contract.run import Run
@@ -68,8 +68,12 @@ def _standing(site: Site) -> Standing:
         if read > OPEN_MAX and boards:
             left_out.append(listed.batch)
             continue
-        views = site.seen.batch(listed.batch).found
-        budget = spending(site.archive, views[0].task, views) if views else None
+        try:
+            views = site.seen.batch(listed.batch).found
+            budget = spending(site.archive, views[0].task, views) if views else None
+        except UNREADABLE:  # its own pages say why
+            left_out.append(listed.batch)
+            continue
         if any(view.run.sealed is None for view in views):
             decisions = _decisions(site, listed.batch, views, seen, budget)
             boards.append(board(listed.batch, views, now, budget=budget, decisions=decisions))

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from scheduler.runs import BATCHES_SHOWN, READERS, VERDICTS, View, standing
+from scheduler.runs import BATCHES_SHOWN, READERS, UNREADABLE, VERDICTS, View, standing
 from scheduler.web import groups
 from scheduler.web.groups import Member, gathered, grouped, opened_as
 from scheduler.web.site import Site
 from worker.contract.delivered import Review, patch_of, readiness, review_state
-from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.errors import NotFoundFault
 from worker.store.deliveries import read_reviews
 
 FRESH_S: Final = 60.0
@@ -63,7 +63,7 @@ def queue(site: Site, batch: str = "") -> list[Waiting]:
     for place, name in enumerate(names):
         try:
             views = [view for view in standing(site.seen.batch(name).found) if _may_wait(view)][:left]
-        except (NotFoundFault, IntegrityFault):  # its list of runs says so on its own page
+        except (NotFoundFault, *UNREADABLE):  # its list of runs says so on its own page
             continue
         left -= len(views)
         found += sorted(_unreviewed(site, views), key=lambda one: _order(one, place))

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from scheduler import runs
-from scheduler.runs import Found, Listed, View, Views
+from scheduler.runs import UNREADABLE, Found, Listed, View, Views
 from scheduler.web.reading import Journals
-from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.errors import Fault, NotFoundFault
 from worker.contract.events import digest
 from worker.store.archive import Archive
 from worker.store.inbox import Control
@@ -59,16 +59,16 @@ class Seen:
         """Many runs, in their order; one that cannot be read hides no other."""
         asked, control = list(names), cache(lambda batch: Control(self.archive, batch).read())
 
-        def look(run: str) -> View | IntegrityFault | None:
+        def look(run: str) -> View | Fault | None:
             try:
                 return self._view(run, control)
             except NotFoundFault:
                 return None
-            except IntegrityFault as fault:
+            except UNREADABLE as fault:
                 return fault
 
         seen = runs.each(self.archive, look, asked)
-        damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, IntegrityFault)}
+        damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, Fault)}
         return Views([one for one in seen if isinstance(one, View)], damaged, seen.count(None))
 
     def batch(self, batch: str) -> Views:

@@ -5,11 +5,11 @@ say what became of them, and to take a run for a member because its task says so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from worker.contract.errors import IntegrityFault
+from worker.contract.errors import IntegrityFault, InvalidFault
 from worker.contract.events import canonical, read_json
 from worker.contract.task import Frozen
 from worker.store import keys
@@ -17,6 +17,8 @@ from worker.store.archive import Archive
 from worker.store.content import parsed
 
 RETRIES_BYTES = 64 * 2**20
+
+Runs = TypeVar("Runs", bound="Sequence[Member]")
 
 
 class Member(Frozen):
@@ -44,12 +46,13 @@ def submitted(archive: Archive, batch: str) -> list[Member]:
     key = keys.batch_targets(batch)
     data = archive.get(key)
     try:
-        return [
+        found = [
             Member(target=entry["target"], ordinal=entry.get("ordinal", 0), run=entry["run"])
             for entry in read_json(data)["targets"]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise IntegrityFault(f"{key} is not what was written") from None
+    return _possible(found, key)
 
 
 def retries(archive: Archive, batch: str) -> list[Retries]:
@@ -59,7 +62,20 @@ def retries(archive: Archive, batch: str) -> list[Retries]:
         if key != keys.batch_retries(batch, n):
             break  # a listing that missed one of this moment; nobody writes past a number
         found.append(parsed(Retries, archive.get(key, max_bytes=RETRIES_BYTES), key))
+        _possible(found[-1].runs, key)
     return found
+
+
+def _possible(named: Runs, key: str) -> Runs:
+    """What a list names, where each can be a run. Raises IntegrityFault."""
+    for one in named:
+        try:
+            keys.check(keys.task(one.run))
+        except InvalidFault:
+            raise IntegrityFault(f"{key} names what can be no run: {one.run[:100]!r}") from None
+        if "/" in one.run:
+            raise IntegrityFault(f"{key} names what can be no run: {one.run[:100]!r}")
+    return named
 
 
 def members(archive: Archive, batch: str) -> list[Member]:

@@ -10,13 +10,13 @@ from typing import Final
 from scheduler.reports.morning import failures, unread
 from scheduler.reports.reported import Group
 from scheduler.reports.rows import Budgets
-from scheduler.runs import standing
+from scheduler.runs import UNREADABLE, standing
 from scheduler.selection import CLASSES, STATES
 from scheduler.web.headline import Head, head, money, names
 from scheduler.web.page import PER_PAGE, Asked, Page, Slice, Way, cut
 from scheduler.web.runlist import RunRow, Wanted, row, wanted
 from scheduler.web.site import Site
-from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.errors import NotFoundFault
 from worker.store.members import Member
 
 ROWS_SHOWN: Final = PER_PAGE
@@ -53,7 +53,7 @@ def listing(site: Site, asked: Asked) -> Page:
 def _listed(site: Site, batch: str, at: str) -> BatchRow:
     try:
         return BatchRow(batch, at, head(site, batch))
-    except (NotFoundFault, IntegrityFault) as fault:
+    except (NotFoundFault, *UNREADABLE) as fault:
         return BatchRow(batch, at, None, fault.message)
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.reports.board import Board
-from scheduler.runs import Listed
+from scheduler.runs import UNREADABLE, Listed
 from scheduler.web import headline, now
 from scheduler.web.headline import Head
 from scheduler.web.now import Need
 from scheduler.web.page import Asked, Page, Way
 from scheduler.web.pages.schedules import Planned, planned
 from scheduler.web.site import Site
-from worker.contract.errors import IntegrityFault, NotFoundFault
+from worker.contract.errors import NotFoundFault
 
 NEWEST: Final = 10
 NEEDS_SHOWN: Final = 12
@@ -80,7 +80,7 @@ def home(site: Site, asked: Asked) -> Page:
 def _recent(site: Site, listed: Listed) -> Recent:
     try:
         return Recent(listed.batch, listed.at, headline.head(site, listed.batch))
-    except (NotFoundFault, IntegrityFault) as fault:
+    except (NotFoundFault, *UNREADABLE) as fault:
         return Recent(listed.batch, listed.at, None, fault.message)
 
 

@@ -4,7 +4,6 @@ word of the agent for a measurement.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -17,7 +16,7 @@ from scheduler.web.site import Site
 from scheduler.web.stepbody import Text
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import IntegrityFault, NotFoundFault
-from worker.contract.events import CheckResult, Prepared, Verdict, digest
+from worker.contract.events import CheckResult, Prepared, Verdict, digest, read_json
 from worker.contract.matrix import told
 from worker.store import keys
 from worker.store.content import get_content, parsed
@@ -119,7 +118,7 @@ def _matrix(site: Site, view: View, verdict: Verdict | None) -> tuple[list[Test]
         return [], "no check wrote a report of its tests"
     try:
         blob = blobs.find(site.archive, view.run, verdict.matrix)
-        told_all: Any = json.loads(get_content(site.archive, blob.key, blob.digest, max_bytes=MATRIX_BYTES))
+        told_all: Any = read_json(get_content(site.archive, blob.key, blob.digest, max_bytes=MATRIX_BYTES))
         tests = [
             Test(check, name, *(str(row.get(part, "")) for part in ("kind", "before", "after", "again")))
             for check, rows in told_all["checks"].items()

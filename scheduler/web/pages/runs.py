@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -16,7 +15,7 @@ from scheduler.web.runhead import Head
 from scheduler.web.site import Site
 from scheduler.web.stepbody import Text
 from worker.contract.errors import IntegrityFault, NotFoundFault
-from worker.contract.events import Contradiction, Verdict
+from worker.contract.events import Contradiction, Verdict, read_json
 from worker.store import keys
 from worker.store.members import members
 
@@ -160,7 +159,7 @@ def forks(site: Site, run: str) -> list[str]:
         named = sorted(name for name in site.archive.folders("batches/") if name.startswith("fork-"))
         for batch in named[-FORKS_SEEN:]:
             try:
-                asked = json.loads(site.archive.get(keys.batch_manifest(batch)))["fork"]["run"]
+                asked = read_json(site.archive.get(keys.batch_manifest(batch)))["fork"]["run"]
                 found.setdefault(asked, []).extend(member.run for member in members(site.archive, batch))
             except (NotFoundFault, IntegrityFault, ValueError, KeyError, TypeError):
                 continue
