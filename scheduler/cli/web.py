@@ -36,7 +36,7 @@ def web(
     port: Port = None,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A socket that `dawn up` listens on.")] = None,
 ) -> None:
-    """Show the deployment's archive in a browser until Ctrl-C, and decide there.
+    """Show the archive in a browser until Ctrl-C, and decide there.
 
     With or without a running stack. Prints two addresses that sign their reader in: one reads, one also decides.
     """
@@ -65,7 +65,7 @@ def view(
     ],
     port: Port = None,
 ) -> None:
-    """Show an archive or a sealed bundle alone in a browser until Ctrl-C.
+    """Show an archive or a bundle alone in a browser until Ctrl-C.
 
     It needs no Redis, no worker and no deployment, and changes nothing. The address that it prints is good until
     it ends.
