@@ -253,6 +253,14 @@ def test_colours_are_classes_and_the_rest_is_written_out(printed: str, shown: st
     assert ansi.html(printed) == shown
 
 
+def test_a_text_of_nothing_but_colours_is_all_there() -> None:
+    """T68: behind a bound its colours are left out, so that a page of it costs no more; its letters stay."""
+    shown = ansi.html("\x1b[31mA\x1b[0mB" * 7_000)
+    assert re.sub("<[^>]*>", "", shown) == "AB" * 7_000
+    assert shown.count("<span") <= ansi.COLOURS_MAX
+    assert shown.endswith("AB")
+
+
 @given(st.text(st.sampled_from("\x1b\x9b[]()<>&\"'\\;:m0123456789Kh \n\r\x07axé")))
 def test_no_text_becomes_an_element_or_keeps_a_control(printed: str) -> None:
     """Whatever a command prints, its page holds spans with a class, letters, and nothing else."""
