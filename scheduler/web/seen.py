@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -41,6 +42,14 @@ class _Kept:
     lasting: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class _Making:
+    """An answer that somebody is making."""
+
+    made: Future[Any]
+    lasting: bool
+
+
 class Seen:
     """Safe to use from many threads. Every method raises as scheduler/runs.py does."""
 
@@ -50,6 +59,7 @@ class Seen:
         self._lock = threading.Lock()
         self._views: OrderedDict[str, _Kept] = OrderedDict()
         self._answers: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._making: dict[Hashable, _Making] = {}
 
     def view(self, run: str) -> View:
         """One run, at most FRESH_S old."""
@@ -93,16 +103,36 @@ class Seen:
 
     def answer(self, name: Hashable, make: Callable[[], T], fresh_s: float = FRESH_S) -> T:
         """What make returned for this name, at most fresh_s old, or as old as MADE_SHARE of the time goes into making
-        it. For what is small, and costs requests."""
+        it. Whoever asks while it is made waits for that, and gets the same, or the same fault. For what is small, and
+        costs requests. make: asks for no answer of this name."""
         with self._lock:
-            kept = self._answers.get(name)
-        if kept is not None and time.monotonic() < kept.until_s:
-            return kept.value  # type: ignore[no-any-return]
+            kept, making = self._answers.get(name), self._making.get(name)
+            if kept is not None and time.monotonic() < kept.until_s:
+                return kept.value  # type: ignore[no-any-return]
+            if making is None:
+                mine = self._making[name] = _Making(Future(), fresh_s > LASTING_S)
+        if making is not None:
+            return making.made.result()  # type: ignore[no-any-return]
         began_s = time.monotonic()
-        made = make()
+        try:
+            made = make()
+        except BaseException as error:
+            self._is_current(name, mine)
+            mine.made.set_exception(error)
+            raise
         took_s = time.monotonic() - began_s
-        self._keep(self._answers, name, made, max(fresh_s, min(took_s / MADE_SHARE, AGED_S)), ANSWERS_KEPT)
+        if self._is_current(name, mine):
+            self._keep(self._answers, name, made, max(fresh_s, min(took_s / MADE_SHARE, AGED_S)), ANSWERS_KEPT)
+        mine.made.set_result(made)
         return made
+
+    def _is_current(self, name: Hashable, making: _Making) -> bool:
+        """Nobody has decided anything since it was begun. From now on it is not waited for."""
+        with self._lock:
+            current = self._making.get(name) is making
+            if current:
+                del self._making[name]
+            return current
 
     def expire(self) -> None:
         """Look again at all that may change: somebody has just decided something, and shall see it. What was to last
@@ -110,6 +140,8 @@ class Seen:
         with self._lock:
             for name in [name for name, kept in self._answers.items() if not kept.lasting]:
                 del self._answers[name]
+            for name in [name for name, making in self._making.items() if not making.lasting]:
+                del self._making[name]
             for run, kept in self._views.items():
                 if kept.until_s != float("inf"):
                     self._views[run] = _Kept(kept.value, 0.0)
