@@ -22,6 +22,8 @@ from webs import site_of
 
 from scheduler.web.page import address
 
+TALL = 1_020
+"""Of a picture of a phone, which shows a question down to its buttons."""
 NOW = BEGAN + timedelta(minutes=25)
 """While the last runs go on."""
 
@@ -60,7 +62,7 @@ def main(folder: Path, only: set[str], scale: float) -> None:
                 if only and name not in only:
                     continue
                 context = browser.new_context(
-                    viewport=PHONE if phone else DESK,  # type: ignore[arg-type]
+                    viewport=PHONE | {"height": TALL} if phone else DESK,  # type: ignore[arg-type]
                     color_scheme=scheme,  # type: ignore[arg-type]
                     device_scale_factor=scale,
                 )
