@@ -34,6 +34,9 @@ UNREADABLE: Final = (IntegrityFault, VersionFault, InvalidFault)
 """Of a run or batch: not what was written, written by a newer Dawnfleet, or under a name that no store can hold."""
 CANDIDATES_SHOWN: Final = 8
 BATCHES_SHOWN: Final = 10
+BEGUN_MAX: Final = 16
+"""Runs of a batch that are looked at for the time of its submit, which writes them in their order: each that is not
+there is a request."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +278,7 @@ def _listed(archive: Archive, batch: str) -> Listed:
         return Listed(batch, "", [])
     except UNREADABLE as fault:
         return Listed(batch, "", [], fault.message)
-    for run in runs:
+    for run in runs[:BEGUN_MAX]:
         try:
             first = archive.get(keys.segment(run, 0)).split(b"\n", 1)[0]
             return Listed(batch, str(read_json(first)["at"]), runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from runs_made import Make, claimed, ended, name_runs, replied
@@ -96,3 +96,25 @@ def test_a_list_nested_too_deeply_is_named_by_verify(archive: Archive, night: Pa
     (night / f"batches/{BAD}/targets.json").unlink()
     (night / f"batches/{BAD}/targets.json").write_bytes(DEEP)
     assert any("targets.json" in problem for problem in check(archive, Found("batch", BAD)).problems)
+
+
+def test_a_batch_that_names_runs_without_end_costs_the_others_nothing(archive: Archive, night: Path) -> None:
+    """A list of hundreds of runs that are not there is not looked through to tell when it was submitted."""
+    name_runs(archive, {f"none-{number}": f"t{number}" for number in range(300)}, "huge-0123456789ab")
+    asked = Asking(archive)
+    assert [len(one.runs) for one in runs.batches(asked)] == [300, 1, 1]  # type: ignore[arg-type]
+    assert asked.gets < 50
+
+
+class Asking:
+    """An archive that counts what is read of it."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive, self.gets = archive, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._archive, name)
+
+    def get(self, *args: Any, **named: Any) -> bytes:
+        self.gets += 1
+        return self._archive.get(*args, **named)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from scheduler.runs import BATCHES_SHOWN, READERS, UNREADABLE, VERDICTS, View, standing
+from scheduler.runs import BATCHES_SHOWN, READERS, UNREADABLE, VERDICTS, View, Views, standing
 from scheduler.web import groups
 from scheduler.web.groups import Member, gathered, grouped, opened_as
 from scheduler.web.site import Site
@@ -62,12 +62,17 @@ def queue(site: Site, batch: str = "") -> list[Waiting]:
     left = RUNS_MAX
     for place, name in enumerate(names):
         try:
-            views = [view for view in standing(site.seen.batch(name).found) if _may_wait(view)][:left]
+            views = [view for view in standing(_first(site, name).found) if _may_wait(view)][:left]
         except (NotFoundFault, *UNREADABLE):  # its list of runs says so on its own page
             continue
         left -= len(views)
         found += sorted(_unreviewed(site, views), key=lambda one: _order(one, place))
     return sorted(found, key=lambda one: not one.wanted)
+
+
+def _first(site: Site, batch: str) -> Views:
+    """Of a batch that names more runs than are looked for, the first ones."""
+    return site.seen.views(site.seen.members(batch)[:RUNS_MAX])
 
 
 def with_groups(site: Site, rows: Sequence[Waiting]) -> list[Waiting]:
