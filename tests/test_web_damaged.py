@@ -102,7 +102,7 @@ def test_a_batch_that_names_runs_without_end_costs_the_others_nothing(archive: A
     """A list of hundreds of runs that are not there is not looked through to tell when it was submitted."""
     name_runs(archive, {f"none-{number}": f"t{number}" for number in range(300)}, "huge-0123456789ab")
     asked = Asking(archive)
-    assert [len(one.runs) for one in runs.batches(asked)] == [300, 1, 1]  # type: ignore[arg-type]
+    assert [len(one.runs) for one in runs.batches(asked)] == [300, 1, 1]
     assert asked.gets < 50
 
 
