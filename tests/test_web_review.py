@@ -219,6 +219,17 @@ def test_a_group_is_approved_after_each_form_of_it_was_opened(four: None, visit:
     assert [len(read_reviews(archive, run)) for run, _ in ALL] == [1, 1, 1]
 
 
+def test_a_group_tells_what_was_decided_on_it(four: None, visit: Visit) -> None:
+    """Whoever comes back sees what was approved, and is not offered to do it again."""
+    client = visit("decide")
+    client.get("/review/cart")
+    client.get("/runs/shop/diff")
+    press(client, group_form(client), "Approve all 3")
+    page = client.get(f"/batches/{BATCH}/groups").text
+    assert "All 3 are decided on: 3 approved, 0 rejected." in page
+    assert "Approve all" not in page
+
+
 @pytest.mark.parametrize("opened", [[], ["cart"], ["shop", "odd"]])
 def test_a_group_is_not_approved_unread(
     four: None, visit: Visit, site: Site, archive: Archive, opened: list[str]

@@ -5,13 +5,17 @@ approved on the page that reviews (it asks groups.py for the same groups).
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from scheduler.runs import READERS
 from scheduler.web import groups
-from scheduler.web.groups import Alone, Group, Member
+from scheduler.web.groups import Group, Member
 from scheduler.web.headline import Head, head
 from scheduler.web.page import Asked, Page, Slice, Way, address, cut
+from scheduler.web.reviewing import reviews_of
 from scheduler.web.site import Site
 
 GROUPS_SHOWN: Final = 20
@@ -22,11 +26,13 @@ MEMBERS_SHOWN: Final = 100
 
 @dataclass(frozen=True)
 class ShownMember:
-    """opened: this visitor has seen its patch. to: where that is."""
+    """opened: this visitor has seen its patch. to: where that is. said: the last word of a person on this very patch,
+    "" where there is none."""
 
     member: Member
     opened: bool
     to: str
+    said: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class ShownVariant:
 @dataclass(frozen=True)
 class ShownGroup:
     """to_open: what has to be opened before all may be approved at once, and is not yet. named: run and digest of the
-    patch of each member, for the form that then decides on all."""
+    patch of each member, for the form that then decides on all. approved, rejected: how many are so already."""
 
     id: str
     count: int
@@ -54,10 +60,16 @@ class ShownGroup:
     to_open: list[ShownMember]
     needed: int
     named: list[str]
+    approved: int
+    rejected: int
 
     @property
     def is_read(self) -> bool:
         return not self.to_open
+
+    @property
+    def is_decided(self) -> bool:
+        return self.approved + self.rejected == self.count
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,8 @@ def overview(site: Site, asked: Asked) -> Page:
     alone = found.alone[slice.start * ALONE_SHOWN : slice.stop * ALONE_SHOWN]
     shown = found.groups[slice.start * GROUPS_SHOWN : slice.stop * GROUPS_SHOWN]
     members = sum(len(group.members) for group in found.groups)
+    named = [one.member for one in alone] + [one for group in shown for one in group.members]
+    words = _words(site, named)
     data = Shown(
         head=top,
         patches=len(found.alone) + members,
@@ -100,32 +114,41 @@ def overview(site: Site, asked: Asked) -> Page:
         grouped=members,
         alone_count=len(found.alone),
         group_count=len(found.groups),
-        alone=[_alone(asked, one) for one in alone],
-        groups=[_group(asked, one) for one in shown],
+        alone=[ShownAlone(_member(asked, one.member, words), one.why, round(100 * one.nearest)) for one in alone],
+        groups=[_group(asked, one, words) for one in shown],
         slice=slice,
     )
     command = f"dawn status {shlex.quote(batch)}"
     return Page("batch_groups.html", f"Groups of {batch}", data, command, follows=f"batch:{batch}", tab="Groups")
 
 
-def _alone(asked: Asked, one: Alone) -> ShownAlone:
-    return ShownAlone(_member(asked, one.member), one.why, round(100 * one.nearest))
+def _words(site: Site, members: Iterable[Member]) -> dict[str, str]:
+    """By run, the last word of a person on its very patch."""
+
+    def said(one: Member) -> str:
+        last = max(reviews_of(site, one.run), key=lambda review: review.n, default=None)
+        return last.decision if last is not None and last.patch == one.patch else ""
+
+    kept = list(members)
+    with ThreadPoolExecutor(READERS) as pool:
+        return dict(zip([one.run for one in kept], pool.map(said, kept), strict=True))
 
 
-def _group(asked: Asked, group: Group) -> ShownGroup:
-    needed = [_member(asked, one) for one in group.to_open]
+def _group(asked: Asked, group: Group, words: Mapping[str, str]) -> ShownGroup:
+    needed = [_member(asked, one, words) for one in group.to_open]
+    heard = [words[one.run] for one in group.members]
     return ShownGroup(
         id=group.id,
         count=len(group.members),
         identical=sum(not one.differs for one in group.members),
-        representative=_member(asked, group.representative),
+        representative=_member(asked, group.representative, words),
         variants=[
             ShownVariant(
                 form=one.form[:16],
                 similarity=one.similarity,
                 count=len(one.members),
-                sample=_member(asked, one.sample),
-                others=[_member(asked, other) for other in one.members[1 : MEMBERS_SHOWN + 1]],
+                sample=_member(asked, one.sample, words),
+                others=[_member(asked, other, words) for other in one.members[1 : MEMBERS_SHOWN + 1]],
                 more=max(0, len(one.members) - 1 - MEMBERS_SHOWN),
             )
             for one in group.variants
@@ -133,12 +156,14 @@ def _group(asked: Asked, group: Group) -> ShownGroup:
         to_open=[one for one in needed if not one.opened],
         needed=len(needed),
         named=[f"{one.run} {one.patch}" for one in group.members] if all(one.opened for one in needed) else [],
+        approved=heard.count("approved"),
+        rejected=heard.count("rejected"),
     )
 
 
-def _member(asked: Asked, member: Member) -> ShownMember:
+def _member(asked: Asked, member: Member, words: Mapping[str, str]) -> ShownMember:
     opened = groups.opened_as(member.run, member.patch) in asked.opened
-    return ShownMember(member, opened, address("/runs/{run}/diff", run=member.run))
+    return ShownMember(member, opened, address("/runs/{run}/diff", run=member.run), words[member.run])
 
 
 WAYS: Final = (Way("/batches/{batch}/groups", overview),)
