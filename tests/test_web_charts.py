@@ -180,3 +180,11 @@ def test_a_timeline_is_bounded_and_says_what_it_leaves_out() -> None:
     assert marks == charts.STRETCHES_DRAWN
     assert "40 more lanes are left out" in page
     assert f"{50_000 - marks:} more bars are left out" in page
+
+
+def test_the_axis_of_a_short_timeline_has_seconds() -> None:
+    """By minutes all of its ticks would read the same; over hours the date is what tells them apart."""
+    short = charts.lanes("t", "T", [Lane("host", [Stretch(0, 40, "good", "a", "worked")])])
+    assert all(f">00:00:{at:02}</text>" in short for at in (0, 10, 20, 30, 40))
+    long = charts.lanes("t", "T", [Lane("host", [Stretch(0, 40_000, "good", "a", "worked")])])
+    assert ">01-01 11:06</text>" in long

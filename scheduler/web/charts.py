@@ -24,6 +24,8 @@ CELLS_DRAWN: Final = 400
 """Of a strip: a screen of a laptop shows no more apart."""
 LANES_DRAWN, STRETCHES_DRAWN, POINTS_DRAWN = 60, 1_500, 500
 """Of a timeline: about 1 MB of page with its table."""
+SECONDS_TOLD_S: Final = 600.0
+"""The axis of a shorter timeline has seconds, and no date: by minutes its ticks would be the same."""
 LABEL_CHARS: Final = 28
 """Of a lane's name in the drawing; the table has all of it."""
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 220, 64, 12, 12, 24
@@ -216,7 +218,8 @@ def lanes(
     ]
     rows += [["all", one.label, "shaded", clock(one.start), clock(one.end)] for one in shades]
     height = y + BOTTOM
-    ticks = [(across(first + span * n / 4), clock(first + span * n / 4)[5:16]) for n in range(5)] if times else []
+    seen = slice(11, 19) if span < SECONDS_TOLD_S else slice(5, 16)
+    ticks = [(across(first + span * n / 4), clock(first + span * n / 4)[seen]) for n in range(5)] if times else []
     axis = [draw.text(x, height - 8, text, _tick(n, len(ticks))) for n, (x, text) in enumerate(ticks)]
     kinds = dict.fromkeys((one.kind, one.does) for lane in shown for one in lane.stretches)
     kinds |= dict.fromkeys((point.kind, draw.spoken(point.kind)) for lane in shown for point in lane.points)

@@ -70,8 +70,8 @@ def spend(site: Site, asked: Asked) -> Page:
         tokens=[(name, getattr(run.usage, field)) for name, field, _ in kinds],
         beside_microusd=sum(row.beside_microusd for row in rows),
         beside_tokens=sum(row.beside.total for row in rows),
-        cost=charts.over("cost", "Cost of each step", labels, cost, told=_usd),
-        used=charts.over("tokens", "Tokens of each reply", labels, used),
+        cost=_drawn("cost", "Cost of each step", labels, cost, _usd),
+        used=_drawn("tokens", "Tokens of each reply", labels, used),
         context=charts.over(
             "context",
             "Size of the context, tokens",
@@ -91,6 +91,15 @@ def spend(site: Site, asked: Asked) -> Page:
     )
     title = f"Spend of {seen.head.name}"
     return Page("run_spend.html", title, data, f"dawn show {seen.head.name}", seen.follows, "Spend")
+
+
+def _drawn(
+    name: str, title: str, labels: list[str], series: list[charts.Series], told: charts.Told = charts.count
+) -> Markup:
+    """Nothing where all of it is nothing: empty axes tell less than the numbers of the limits below."""
+    if not any(any(one.values) for one in series):
+        return Markup()
+    return charts.over(name, title, labels, series, told=told)
 
 
 def _usd(value: float) -> str:
