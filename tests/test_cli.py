@@ -275,7 +275,7 @@ def test_show_tells_what_a_reviewer_needs(sealed_run: str, capsys: pytest.Captur
         "tests: red before, green now",
         "+1 -2",
         "big  over 1 MiB",
-        "1 steps",
+        "1 step, ",
         "cost unknown",
         "[x] look",
         "all done",

@@ -330,7 +330,7 @@ def test_compare_sets_runs_side_by_side(pair: tuple[str, str], capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "did the same, step by step" in said
     assert "their patches are equal" in said
-    assert "1 files, +1 -1" in said
+    assert "1 file, +1 -1" in said
 
 
 def test_compare_has_a_line_for_each_check(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:

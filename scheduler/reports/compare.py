@@ -165,7 +165,7 @@ def _changed(side: Side) -> str:
         return "-"
     files = side.view.run.verdict.patch.files
     added, removed = (sum(lines[n] for lines in files.values() if lines is not None) for n in (0, 1))
-    return f"{len(files)} files, +{added} -{removed}, {len(side.patch):,} bytes"
+    return f"{len(files)} file{'' if len(files) == 1 else 's'}, +{added} -{removed}, {len(side.patch):,} bytes"
 
 
 def _checks(side: Side) -> Sequence[Any]:

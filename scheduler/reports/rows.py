@@ -131,7 +131,8 @@ def summary(view: View, now: datetime, budget: Spending | None = None) -> list[t
     if run.verdict:
         lines += measured(run.verdict)
     tokens = f"{run.tokens:,} tokens" + (f", context {run.context_tokens:,}" if run.context_tokens else "")
-    lines.append(("spent", f"{run.steps} steps, {duration(run.working_s)}, {tokens}, cost {run.cost_text}"))
+    steps = f"{run.steps} step{'' if run.steps == 1 else 's'}"
+    lines.append(("spent", f"{steps}, {duration(run.working_s)}, {tokens}, cost {run.cost_text}"))
     lines.append(("delegates", "\n".join(f"dawn logs {keys.delegate(task.run, call)}" for call in run.delegates)))
     if budget is not None:
         lines.append(("budget", f"{budget.text} by the whole batch; used up, it will {budget.on_limit}"))

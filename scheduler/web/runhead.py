@@ -83,7 +83,7 @@ def _head(seen: View, run: str, call: str, damage: str) -> Head:
 def _sentence(seen: View, damage: str) -> str:
     """`Changed 2 files, +10 -3, and every check is green; 12 steps, 3 min 5 s, $0.12.`"""
     run, sealed = seen.run, seen.run.sealed
-    spent = f"{run.steps} steps, {duration(run.working_s)}, {run.cost_text}"
+    spent = f"{run.steps} step{'' if run.steps == 1 else 's'}, {duration(run.working_s)}, {run.cost_text}"
     if damage:
         return f"Its journal is damaged behind step {run.steps}; what stands before that is shown."
     if sealed is None:

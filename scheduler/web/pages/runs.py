@@ -122,7 +122,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
         ("Model", task.model if task.model != "none" else "none, commands only"),
         ("Submitted", f"by {run.submitted_by} at {run.submitted_at[:19].replace('T', ' ')} UTC"),
         ("Worked", f"{duration(run.working_s)} in {run.claims} attempt{'s' if run.claims != 1 else ''}"),
-        ("Spent", f"{run.steps} steps, {run.tokens:,} tokens, {run.cost_text}"),
+        ("Spent", f"{run.steps} step{'' if run.steps == 1 else 's'}, {run.tokens:,} tokens, {run.cost_text}"),
         ("Reused", run.sealed.reused if run.sealed is not None and run.sealed.reused else ""),
         ("Review", view.after.review if view.after is not None else ""),
         ("Labels", ", ".join(task.labels)),
