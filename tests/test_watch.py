@@ -16,6 +16,7 @@ from scheduler.cli.main import run as dawn
 from scheduler.control import tell
 from scheduler.planning.plan import Slots
 from scheduler.planning.why import Now, why
+from scheduler.reports import compare
 from scheduler.reports.board import Board, board
 from scheduler.runs import Found, view, views
 from scheduler.watch import Watch
@@ -340,6 +341,20 @@ def test_compare_has_a_line_for_each_check(make_run: Make, capsys: pytest.Captur
     assert dawn(["compare", "one", "one"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "before, green now" in line]
     assert [line.count("tests: ") + 10 * line.count("lint: ") for line in lines] == [2, 20]
+
+
+def test_long_patches_are_told_to_differ(archive: Archive, make_run: Make) -> None:
+    """Lines that repeat themselves are compared in time that grows with their cube: too many of them are counted."""
+    sides = []
+    for name, step in (("one", 1), ("two", 7)):
+        lines = b"".join(b"+%d\n" % (n * step % 150) for n in range(compare.FILE_LINES + 1))
+        patch = PATCH % (b"x", b"x", b"x", b"x", b"42") + b"diff --git a/long b/long\n" + lines
+        digest = Journal(archive, name).put_blob(patch)
+        make_run(name, claimed(), *ended(artifacts={"patch.diff": digest}), target=name)
+        sides.append(compare.side(archive, name))
+    assert compare.patches(*sides) == [
+        "a/long b/long: 2,001 and 2,001 lines differ, and are too many to compare here"
+    ]
 
 
 @pytest.mark.parametrize("runs", [["one"], ["one"] * 9])
