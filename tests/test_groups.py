@@ -66,6 +66,31 @@ def test_a_version_that_only_added_lines_have_is_the_change() -> None:
     assert group.to_open == (group.representative, *group.outliers)
 
 
+LAST_LINE = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,20 +1,20 @@\n" + b"".join(
+    b"%s%d\n" % (sign, number) for sign in (b"-a", b"+b") for number in range(20)
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "same_form"),
+    [
+        (LAST_LINE + b"\\ No newline at end of file\n", True),
+        (LAST_LINE.replace(b"+b7\n", b"+b7\r\n"), True),
+        (LAST_LINE.replace(b"+b7\n", b"+b7\t \n"), True),
+        (LAST_LINE.replace(b"+b7\n", b"+b7\x0c\n"), False),
+        (LAST_LINE.replace(b"+b7\n", "+b7\u00a0\n".encode()), False),
+        (LAST_LINE.replace(b"+b7\n", b"+b7\xff\n"), False),
+    ],
+)
+def test_what_shows_as_nothing_is_counted_as_a_difference(other: bytes, same_form: bool) -> None:
+    """The end of a line and of a file: an editor's blanks are set aside, and called no sameness."""
+    first = LAST_LINE if b"\xff" not in other else LAST_LINE.replace(b"+b7\n", b"+b7\\xff\n")
+    group = only(changed("cart", first), changed("shop", other))
+
+    assert (len(group.variants) == 1) is same_form
+    assert any(member.differs for member in group.members)
+
+
 def test_one_changed_word_is_another_form() -> None:
     """What differs in anything but names and versions never shares a form, however small."""
     lines = ["-check = True", *(f"+step_{n}()" for n in range(20))]

@@ -219,6 +219,16 @@ def changed_lines(patch: bytes, place: Place) -> Iterator[tuple[Sign, bytes]]:
         at = end + 1
 
 
+def ends_open(patch: bytes, place: Place) -> Iterator[Sign]:
+    """Of a hunk the sides whose last line has no newline behind it: `+`, `-`, or a space for both."""
+    at = patch.find(b"\n" + NO_NEWLINE, place.body - 1, place.stop)
+    while at >= 0:
+        start = patch.rfind(b"\n", 0, at) + 1
+        if start >= place.body and patch[start : start + 1] in (b"+", b"-", b" "):
+            yield cast(Sign, patch[start : start + 1].decode())
+        at = patch.find(b"\n" + NO_NEWLINE, at + 1, place.stop)
+
+
 def _file(patch: bytes, number: int, start: int, stop: int) -> FileChange:
     found = patch.find(b"\n@@ -", start, stop)
     body = stop if found < 0 else found + 1

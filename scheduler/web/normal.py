@@ -32,6 +32,10 @@ LINE_CHARS: Final = 1_000
 """Of a line that is cut into tokens; all of it is in the form's digest."""
 ASIDE_MAX: Final = 12
 """Things set aside of one patch that are told by name; the others in number."""
+BLANKS: Final = " \t\r"
+"""What an editor puts before and behind a line. Other letters that show as nothing are part of it."""
+LINE_ENDS: Final = "blanks at ends of lines"
+NO_NEWLINE: Final = "no newline at the end"
 NAME_CHARS_MIN: Final = 3
 NAME: Final = "\0name\0"
 VERSION: Final = "\0version\0"
@@ -47,8 +51,8 @@ _WORD: Final = re.compile(r"[^\W_]+")
 @dataclass(frozen=True)
 class Form:
     """digest: of the whole form; two patches that have the same one differ only in what was set aside. sketch: what
-    its similarity to others is told from. lines: its changed lines with their file as they are, blanks at the ends
-    apart -> how often. aside: what was set aside, by name."""
+    its similarity to others is told from. lines: its changed lines with their file as they are, to the last byte ->
+    how often. aside: what was set aside, by name."""
 
     digest: str
     sketch: frozenset[int]
@@ -149,7 +153,7 @@ def _file(
         )
     for place in places:
         changed = [
-            (sign, line.decode("utf-8", "backslashreplace").rstrip())
+            (sign, line.decode("utf-8", "surrogateescape"))  # which no two texts have alike
             for sign, line in diffs.changed_lines(patch, place)
         ]
         room -= len(changed)
@@ -157,13 +161,19 @@ def _file(
             raise NotCompared(f"over {LINES_MAX:,} lines change")
         for sign, line in changed:
             lines[_hashed(path + f"{sign}{line}".encode("utf-8", "surrogatepass"))] += 1
-        yield from _hunk(changed, names, aside)
+        for sign in diffs.ends_open(patch, place):
+            lines[_hashed(path + f"{sign}\\".encode())] += 1
+            aside[NO_NEWLINE] = None
+        bare = [(sign, line.rstrip(BLANKS)) for sign, line in changed]
+        if bare != changed:
+            aside[LINE_ENDS] = None
+        yield from _hunk(bare, names, aside)
 
 
 def _hunk(
     changed: list[tuple[diffs.Sign, str]], names: re.Pattern[str] | None, aside: dict[str, None]
 ) -> Iterator[str]:
-    indents = [len(line) - len(line.lstrip()) for _, line in changed if line]
+    indents = [len(line) - len(line.lstrip(BLANKS)) for _, line in changed if line]
     indent = min(indents, default=0)
     own = {version for sign, line in changed if sign == "-" for version in _VERSION.findall(line)}
 
