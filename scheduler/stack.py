@@ -39,9 +39,9 @@ STOP_GRACE_S: Final = 15.0
 VALKEY_GRACE_S: Final = 10.0
 SOCKET_PATH_BYTES: Final = 100
 """The kernel takes 107."""
-WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
+WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker.main")
 """The data plane, which the scheduler never imports."""
-SCHEDULER: Final = ("scheduler", [sys.executable, "-m", "scheduler.cli.main", "scheduler"])
+SCHEDULER: Final = ("scheduler", [sys.executable, "-P", "-m", "scheduler.cli.main", "scheduler"])
 STACK_SCHEMA: Final = "dawn.stack/1"
 
 Say = Callable[[str], None]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 import structlog
-from conftest import Server
+from conftest import Server, program
 from runs_made import AT, claimed, ended, replied
 
 from scheduler.cli import checkup
@@ -551,3 +551,15 @@ def test_a_closed_stdout_is_no_error(sealed_run: str) -> None:
     command = f'exec "{sys.executable}" -m scheduler.cli.main status {sealed_run} >&-'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_folder_that_somebody_stands_in_is_not_run(tmp_path: Path) -> None:
+    """Programs that we start take our modules, not those of a repository that happens to have one of that name."""
+    for name in ("worker.py", "scheduler.py", "json.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    env = os.environ | {"DAWN_STATE_DIR": str(tmp_path / "state"), "DAWN_DOCKER_URL": f"unix://{tmp_path}/none"}
+    done = subprocess.run(
+        [program("dawn"), "doctor", "--json"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert "engine" in done.stdout
+    assert not (tmp_path / "ran").exists()

@@ -239,6 +239,12 @@ def test_the_top_level_is_as_agreed() -> None:
     assert found == TOP_LEVEL
 
 
+def test_no_program_of_ours_looks_for_modules_where_it_is_started() -> None:
+    """Whoever stands in a stranger's repository runs nothing of it: each Python that we start is told so."""
+    started = re.compile(r"(?<!execv\()sys\.executable, (?!\"-[PI]\")")
+    assert [module for module, path in modules().items() if started.search(path.read_text())] == []
+
+
 def test_tests_shadow_no_package() -> None:
     """A folder named worker or scheduler under tests/ would be imported in the package's place."""
     assert [path for name in ("worker", "scheduler") for path in (ROOT / "tests").rglob(name) if path.is_dir()] == []

@@ -122,7 +122,7 @@ def solo_beside(words: Sequence[str]) -> Iterator[PassOn]:
             with starting:
                 if done.is_set():
                     return
-                child[:] = [subprocess.Popen([sys.executable, *words], process_group=0)]
+                child[:] = [subprocess.Popen([sys.executable, "-P", *words], process_group=0)]
             child[0].wait()
             done.wait(SOLO_RESTART_S)
 

@@ -102,7 +102,7 @@ def _store_clock(settings: Settings) -> datetime | None:
 
 
 def _data_plane() -> Iterator[Finding]:
-    command = [sys.executable, "-m", "worker.doctor", "--json"]
+    command = [sys.executable, "-P", "-m", "worker.doctor", "--json"]
     hint = "run `python -m worker.doctor` to see why"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_TIMEOUT_S, check=False)

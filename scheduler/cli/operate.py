@@ -102,7 +102,7 @@ def worker(
 
     os.environ.update(_environment(edge.settings()))
     chosen = [*([] if lanes is None else ["--lanes", lanes]), *([] if slots is None else ["--slots", str(slots)])]
-    os.execv(sys.executable, [sys.executable, "-m", "worker.main", *chosen])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.main", *chosen])
 
 
 def scheduler() -> None:
@@ -161,7 +161,9 @@ def list_images(json: Annotated[bool, typer.Option("--json", help="As JSON on st
 
     if not json:
         _images("list")
-    done = subprocess.run([sys.executable, *IMAGES_PROGRAM, "list"], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", *IMAGES_PROGRAM, "list"], stdout=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode:
         sys.exit(done.returncode)
     fields = ("name", "reference", "state", "summary")
@@ -173,7 +175,7 @@ def _images(*arguments: str) -> None:
     import os
     import sys
 
-    os.execv(sys.executable, [sys.executable, *IMAGES_PROGRAM, *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", *IMAGES_PROGRAM, *arguments])
 
 
 def _connected(where: Settings) -> Settings:

@@ -100,7 +100,7 @@ def _asked(repos: Sequence[Repo]) -> list[tuple[Repo, dict[str, Any]]]:
         terminal.say(f"asking {len(wanted)} refs")
         request = {"repos": [{"url": url, "ref": ref, "secret": secret} for url, ref, secret in wanted]}
         done = subprocess.run(
-            [sys.executable, "-m", RESOLVE_PROGRAM],
+            [sys.executable, "-P", "-m", RESOLVE_PROGRAM],
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
             check=False,

@@ -275,7 +275,7 @@ def diff(
         terminal.say(f"run {name} ended as {ended.sealed.outcome} and changed nothing")
         return
     terminal.say(f"run {name} ended as {ended.sealed.outcome}; this patch is made of its last snapshot")
-    command, env = [sys.executable, "-m", PARTIAL_PROGRAM, name], os.environ | {"DAWN_ARCHIVE": archive.url}
+    command, env = [sys.executable, "-P", "-m", PARTIAL_PROGRAM, name], os.environ | {"DAWN_ARCHIVE": archive.url}
     done = subprocess.run(command, stdout=subprocess.PIPE, env=env, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)
@@ -297,7 +297,7 @@ def replay(run: RunArgument, json: AsJson = False) -> None:
     from worker.contract.errors import ExitCode
 
     name = runs.find(edge.archive(edge.settings()), run, kinds=("run",)).id
-    done = subprocess.run([sys.executable, "-m", REPLAY_PROGRAM, name], stdout=subprocess.PIPE, check=False)
+    done = subprocess.run([sys.executable, "-P", "-m", REPLAY_PROGRAM, name], stdout=subprocess.PIPE, check=False)
     if done.returncode not in (ExitCode.OK, ExitCode.SOME_FAILED):
         raise typer.Exit(done.returncode)
     told = encoder.loads(done.stdout)

@@ -119,7 +119,7 @@ def command(listening: socket.socket) -> list[str]:
     """What answers on a socket that it inherits."""
     import sys
 
-    return [sys.executable, "-m", "scheduler.cli.main", "web", "--fd", str(listening.fileno())]
+    return [sys.executable, "-P", "-m", "scheduler.cli.main", "web", "--fd", str(listening.fileno())]
 
 
 def listen(where: Settings, port: int | None) -> socket.socket:

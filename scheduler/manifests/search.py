@@ -27,7 +27,7 @@ def search(
 ) -> list[Target]:
     """What the forge named, by path. say: hears how many, and what was left out. Raises ForgeFault."""
     request = {"github" if isinstance(asked, GitHubSearch) else "gitlab": asked.model_dump(mode="json")}
-    command = [sys.executable, "-m", PROGRAM]
+    command = [sys.executable, "-P", "-m", PROGRAM]
     text = json.dumps(request).encode()
     try:
         done = subprocess.run(command, input=text, stdout=subprocess.PIPE, timeout=timeout_s, check=False)
