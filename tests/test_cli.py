@@ -359,6 +359,16 @@ def test_plain_writes_control_and_direction_characters_out() -> None:
     assert plain("a\tb\nc é 漢", lines=True) == "a\tb\nc é 漢"
 
 
+@pytest.mark.parametrize("letter", ["\u00ad", "\u200b", "\u2060", "\u3164", "\ufeff", "\uffa0", "\U000e0041"])
+def test_plain_writes_out_what_shows_as_nothing(letter: str) -> None:
+    """H47: a text cannot hold another one in letters that nobody sees; those that join letters of a script stay."""
+    told = plain(f"a{letter}b")
+    assert told.isascii()
+    assert told[:2] == "a\\"
+    for joined in ("\u06cc\u200c\u06a9", "\U0001f468\u200d\U0001f469", "\u2764\ufe0f"):
+        assert plain(joined) == joined
+
+
 def test_cancel_leaves_a_message_in_the_inbox(
     make_run: Make, archive: Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,18 @@ def test_what_a_patch_says_is_text(archive: Archive, make_run: Make, client: Tes
     assert twin.json()["data"]["files"][0]["file"]["new"] == EVIL
 
 
+@pytest.mark.parametrize("letter", ["\u200b", "\u200d", "\u3164", "\U000e0041", "\u202e", "\ufe0f"])
+def test_nothing_of_a_patch_is_unseen(archive: Archive, make_run: Make, client: TestClient, letter: str) -> None:
+    """H47: a letter that would not show is written out and marked: nobody approves what they could not see."""
+    name = f"a{letter}.py"
+    patch = f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-x = 1\n+x{letter} = 1\n"
+    made(archive, make_run, patch.encode())
+    page = client.get("/runs/r/diff").text
+    written = f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
+    assert letter not in text_of(page)
+    assert page.count(f"<mark>{written}</mark>") == 2  # in the path, and in the line
+
+
 def test_the_patch_can_be_kept_as_it_is(archive: Archive, make_run: Make, client: TestClient) -> None:
     """Its bytes, as an attachment that no browser shows."""
     patch = PATCH + b"\xff\r\n<script>"

@@ -8,6 +8,8 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
+from markupsafe import Markup, escape
+
 from scheduler.reports.harmless import plain
 
 _UNSEEN: Final = ("Cf", "Zl", "Zp", "Cc", "Cs", "Co", "Cn")
@@ -47,6 +49,14 @@ def exact(text: str) -> Exact:
     if start < len(text):
         pieces.append(Piece(text[start:]))
     return Exact(tuple(pieces), hidden, text.count("\n") + 1)
+
+
+def code(text: str) -> Markup:
+    """A line of a patch, or a path in one: what would not show is written out and marked."""
+    if text.isascii() and text.isprintable():
+        return escape(text)
+    mark = Markup("<mark>{}</mark>").format
+    return Markup("").join(mark(one.text) if one.hidden else escape(one.text) for one in exact(text).pieces)
 
 
 def _is_hidden(letter: str) -> bool:

@@ -70,7 +70,7 @@ def as_json(page: Page) -> bytes:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from scheduler.web import ansi
+    from scheduler.web import ansi, exact
 
     made = Environment(
         loader=PackageLoader("scheduler.web"),
@@ -82,6 +82,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "ansi": ansi.html,
+        "code": exact.code,
         "usd": _usd,
         "duration": duration,
         "size": size,
