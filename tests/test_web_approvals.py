@@ -108,6 +108,17 @@ def test_a_denial_says_why_and_an_approval_says_nothing(asking: Any, visit: Visi
     assert (made.decision, made.reason) == ("denied", "not tonight\nask Ann")
 
 
+def test_a_denial_that_nobody_reads_is_said_to_end_the_run(asking: Any, visit: Visit) -> None:
+    """A command of a task without a model: no other way is looked for, and the form says so before it is pressed."""
+    asking(task={"model": "none"})
+    client = visit("decide")
+    page = client.get("/approvals").text
+    assert "that ends the run" in page
+    assert "the model reads it" not in page
+    answered = press(client, form_of(client), "Deny", reason="not tonight")
+    assert f"{RUN} ends with it" in client.get(answered.headers["location"]).text
+
+
 def test_a_question_is_answered_in_words(asking: Any, visit: Visit, archive: Archive) -> None:
     """The answer is what the model reads; without words it is none."""
     asking(kind="question", tool="ask_person", arguments='{"question": "42 or 43?"}', why="42 or 43?")

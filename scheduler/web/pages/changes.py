@@ -83,7 +83,8 @@ def _answer(given: Given) -> Handler:
             binding=binding,
             reason="" if given == "approved" else words,
         )
-        said = then(site, f"{view.task.run} goes on with it")
+        does = "ends with it" if given == "denied" and view.task.model == "none" else "goes on with it"
+        said = then(site, f"{view.task.run} {does}")
         return Went(back(asked, "/approvals"), f"{made.call} {made.decision}: {said}")
 
     return changed(answer)
