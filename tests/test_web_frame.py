@@ -232,6 +232,21 @@ def test_an_address_holds_no_more_than_its_places() -> None:
     assert address("/runs/{run}", run="../x?y#z/%2f") == "/runs/..%2Fx%3Fy%23z%2F%252f"
 
 
+def test_half_a_letter_breaks_no_address() -> None:
+    """What a file system or a model may say, and no address: the page with it is shown all the same."""
+    assert address("/runs/{run}", query={"file": "\ud800"}, run="\ud800") == "/runs/%3F?file=%3F"
+
+
+def test_another_site_signs_nobody_in_as_another(visit: Visit, site: Site) -> None:
+    """A link elsewhere with a token in it does not have one's decisions put down to somebody else."""
+    client, headers = visit("look"), {"sec-fetch-site": "cross-site"}
+    entered = client.get("/enter", params={"token": "decide"}, headers=headers, follow_redirects=False)
+    assert entered.status_code == 409
+    assert "vera@here" in client.get("/").text
+    again = visit(None).get("/enter", params={"token": "look"}, headers=headers, follow_redirects=False)
+    assert again.status_code == 303
+
+
 def test_a_page_behind_the_last_is_not_there() -> None:
     """A table ends."""
     asked = Asked("/", {}, Visitor("me", "viewer"), {"page": "3"})

@@ -253,6 +253,27 @@ def test_colours_are_classes_and_the_rest_is_written_out(printed: str, shown: st
     assert ansi.html(printed) == shown
 
 
+def test_a_file_is_called_what_it_seems_to_be(archive: Archive, make_run: Make, visit: Visit) -> None:
+    """H51: a name that turns its direction around would look like another kind of file in a folder."""
+    blob = Journal(archive, "r").put_blob(b"<script>")
+    name = "a\u202efdp.html"
+    make_run("r", claimed(), e.Finished(), e.Sealed(outcome="changed", artifacts={name: blob}))
+    kept = visit("look").get(f"/runs/r/artifacts/{name}")
+    assert kept.content == b"<script>"
+    assert kept.headers["content-disposition"] == "attachment; filename*=UTF-8''a%5Cu202efdp.html"
+    assert kept.headers["content-type"] == "application/octet-stream"
+
+
+def test_an_argument_looks_like_no_other(archive: Archive, make_run: Make, visit: Visit) -> None:
+    """H52: the name of one with a line of its own in it shows as one name."""
+    call = e.ToolCall(id="c1", name="run_command", arguments='{"x\\ncommand: ls": "1", "command": "rm -r ."}')
+    reply = e.Reply(calls=(call,), usage=e.Usage(input_tokens=1, output_tokens=1))
+    make_run("r", claimed(), e.Replied(step=1, phase="model", context_tokens=1, reply=reply))
+    page = visit("look").get("/runs/r/steps/2").text
+    assert "x\\x0acommand: ls: 1" in page
+    assert "\ncommand: ls" not in page
+
+
 def test_a_text_of_nothing_but_colours_is_all_there() -> None:
     """T68: behind a bound its colours are left out, so that a page of it costs no more; its letters stay."""
     shown = ansi.html("\x1b[31mA\x1b[0mB" * 7_000)

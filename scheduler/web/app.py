@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from scheduler.reports.harmless import plain
 from scheduler.web import render
 from scheduler.web.access import SESSION_S
 from scheduler.web.guard import Guard
@@ -175,8 +176,8 @@ def _went(site: Site, answer: Went) -> Response:
 
 
 def _sent(file: File) -> Response:
-    """Always to keep, never to show: a browser must not run what an agent wrote."""
-    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}"}
+    """Always to keep, never to show: a browser must not run what an agent wrote. Its name is what it seems to be."""
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(plain(file.name), safe='')}"}
     if file.size is not None:
         headers["content-length"] = str(file.size)
     return StreamingResponse(file.chunks, headers=headers, media_type="application/octet-stream")
@@ -218,6 +219,10 @@ def _enter(site: Site) -> Endpoint:
         visitor = site.access.sign_in(token)
         if visitor is None:
             return _sign_in(site, request, 401, "that token is not known here")
+        now = _visitor(site, request)
+        if now not in (None, visitor) and request.headers.get("sec-fetch-site") == "cross-site":
+            # Somebody else's page would have what is decided from now on put down to another.
+            return _sign_in(site, request, 409, f"you are signed in as {now.name}; sign in here to change that")
         # Only a path of ours: `//elsewhere` would be another host.
         response = RedirectResponse(to if to.startswith("/") and to[1:2] not in ("/", "\\") else "/", 303)
         response.set_cookie(

@@ -118,14 +118,15 @@ class Way:
 
 
 def address(pattern: str, /, *, query: Mapping[str, str] = NOBODY, **places: object) -> str:
-    """The address of a page: its pattern with every place filled, percent-encoded, whatever stands in it."""
+    """The address of a page: its pattern with every place filled, percent-encoded, whatever stands in it: half a
+    letter, which no address can say, as a question mark."""
     path = pattern
     for name, value in places.items():
-        path = path.replace("{" + name + "}", quote(str(value), safe=""))
+        path = path.replace("{" + name + "}", quote(str(value), safe="", errors="replace"))
     if "{" in path:
         raise ValueError(f"{pattern} has a place that nothing fills")
     told = {name: value for name, value in query.items() if value}
-    return f"{path}?{urlencode(told)}" if told else path
+    return f"{path}?{urlencode(told, errors='replace')}" if told else path
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Final
 from markupsafe import Markup
 
 from scheduler.cli import transcript
+from scheduler.reports.harmless import plain
 from scheduler.web import ansi
 from scheduler.web.reading import Read
 from scheduler.web.steps import Row
@@ -164,5 +165,6 @@ def _arguments(call: ToolCall) -> Text:
     lines = []
     for name, value in told.items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        name = plain(name)  # which could look like another one with its value
         lines.append(f"{name}:\n{shown}" if "\n" in shown else f"{name}: {shown}")
     return _text("\n".join(lines)) or Text("")
