@@ -175,7 +175,7 @@ def strip(name: str, title: str, cells: Sequence[Cell], kinds: Sequence[str], *,
     notes = [f"each cell is {group} {along}s, and shows the most telling of them"] if group > 1 else []
     used = {cell.kind for cell in shown}
     legend = [(kind, draw.spoken(kind)) for kind in kinds if kind in used]
-    return draw.figure(name, title, 18, drawn, Table([along, "what"], rows), legend, notes, links=True)
+    return draw.figure(name, title, 18, drawn, Table([along, "what"], rows), legend, notes, links=True, words=False)
 
 
 def lanes(

@@ -56,16 +56,22 @@ def figure(
     legend: Sequence[tuple[str, str]],
     notes: Sequence[str],
     links: bool = False,
+    words: bool = True,
 ) -> Markup:
-    """links: the marks can be followed, which what counts as one image could not have."""
+    """links: the marks can be followed, which what counts as one image could not have. words: there are some in it,
+    for which a narrow screen scrolls sideways."""
     marks = [Markup('<li><i class="swatch {}"></i>{}</li>').format(colour(kind), said(text)) for kind, text in legend]
     return Markup(
         '<figure class="chart">\n<figcaption id="{name}-title">{title}{notes}</figcaption>\n'
-        '<svg class="chart" role="{role}" aria-labelledby="{name}-title" viewBox="0 0 {width} {height}">\n'
-        "{parts}</svg>\n{legend}{table}\n</figure>\n"
+        '{before}<svg class="chart" role="{role}" aria-labelledby="{name}-title" viewBox="0 0 {width} {height}">\n'
+        "{parts}</svg>{after}\n{legend}{table}\n</figure>\n"
     ).format(
         name=plain(name),
         title=said(title),
+        before=Markup('<div class="wide" role="group" tabindex="0" aria-labelledby="{}-title">').format(plain(name))
+        if words
+        else "",
+        after=Markup("</div>") if words else "",
         notes=Markup(' <small class="faint">{}</small>').format(said("; ".join(notes))) if notes else "",
         role="group" if links else "img",
         width=WIDTH,
