@@ -245,6 +245,15 @@ def test_a_group_is_not_approved_unread(
     assert [read_reviews(archive, run) for run, _ in ALL] == [[], [], []]
 
 
+def test_a_part_of_a_patch_opens_nothing(four: None, visit: Visit, site: Site, archive: Archive) -> None:
+    """Whoever looked at one file of a patch has not seen what else is in it."""
+    client = visit("decide")
+    for run in ("cart", "shop"):
+        assert client.get(f"/runs/{run}/diff?file=1").status_code == 200
+    assert press(client, forged(client, site, *ALL), "Approve all").status_code == 409
+    assert [read_reviews(archive, run) for run, _ in ALL] == [[], [], []]
+
+
 def test_a_proof_that_is_not_ours_opens_nothing(four: None, visit: Visit, site: Site, archive: Archive) -> None:
     """A cookie of another key, and another visitor's: 409."""
     client, other = visit("decide"), visit("look")

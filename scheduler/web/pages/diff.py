@@ -114,7 +114,9 @@ def diff(site: Site, asked: Asked) -> Page:
         )
     patch = get_content(site.archive, blob.key, found, max_bytes=PATCH_BYTES)
     data = _shown(site, asked, seen, patch, found)
-    return Page("run_diff.html", title, data, command, seen.follows, "Diff", opened=opened_as(run.id, found))
+    # Whoever came to one hunk or file has not seen what else is there, nor how much that is.
+    begun = "" if data.file or asked.page() > 1 else opened_as(run.id, found)
+    return Page("run_diff.html", title, data, command, seen.follows, "Diff", opened=begun)
 
 
 def raw(site: Site, asked: Asked) -> File:
