@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from http.cookiejar import CookieJar
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from browsers import Open, served
@@ -123,6 +125,24 @@ def test_listeners_are_bounded(opened: Callable[..., Any], monkeypatch: pytest.M
 def test_what_is_not_there_has_no_news(visit: Visit, of: str, status: int) -> None:
     """A word that is no run, and one that leads out of the archive, are refused."""
     assert visit("look").get("/news", params={"of": of}).status_code == status
+
+
+def test_who_asks_for_no_words_listens_to_none(site: Site, origin: str) -> None:
+    """A HEAD ends at once: a listener that hears nothing would take the place of one that does."""
+    host = urlsplit(origin)
+    connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=10)
+    try:
+        connection.request("HEAD", "/enter?token=look")
+        first = connection.getresponse()
+        first.read()
+        connection.request("HEAD", "/news?of=all", headers={"cookie": first.headers["set-cookie"].partition(";")[0]})
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"")
+        connection.request("GET", "/favicon.ico")  # which waits for what is still being answered
+        assert connection.getresponse().status == 204
+        assert site.news.listeners == 0
+    finally:
+        connection.close()
 
 
 def test_a_stranger_hears_nothing(visit: Visit) -> None:

@@ -112,7 +112,10 @@ def _endpoint(site: Site, way: Way) -> Endpoint:
         refused = _refused(site, visitor, fields.get("form_token", ""), _session(site, request))
         if refused is not None:
             return _shown(site, request, visitor, _problem(403, *refused))
-        many = {f"{name}[]": "\n".join(map(str, form.getlist(name))) for name in fields}
+        lists: dict[str, list[str]] = {}
+        for name, value in form.multi_items():
+            lists.setdefault(f"{name}[]", []).append(str(value))
+        many = {name: "\n".join(values) for name, values in lists.items()}
         query, opened = dict(request.query_params), _opened(site, visitor, request)
         asked = Asked(way.pattern, request.path_params, visitor, query, {**many, **fields}, opened)
         return await _answered(site, way, asked, request)
@@ -243,6 +246,8 @@ def _news(site: Site) -> Endpoint:
     async def news(request: Request) -> Response:
         if _visitor(site, request) is None:
             return PlainTextResponse("sign in\n", 401)
+        if request.method == "HEAD":  # it would hear nothing, and stay
+            return Response(media_type="text/event-stream")
         return await stream(site, request)
 
     return news
