@@ -99,6 +99,17 @@ def test_a_chosen_image_needs_no_setup(bench: Bench, source: Path) -> None:
         assert shell.run("git status && ! command -v python3").exit_code == 0
 
 
+@pytest.mark.docker
+@pytest.mark.full
+def test_a_check_that_a_chosen_image_lacks_says_which_was_chosen(bench: Bench, source: Path) -> None:
+    """Whoever left the choice to us learns of it where it did not fit."""
+    task = asked(bench, source, Environment(image=AUTO))
+    task = task.model_copy(update={"checks": (Check(name="tests", command="python3 -m pytest"),)})
+    with pytest.raises(EnvironmentFault, match="python3: command not found") as told:
+        bench.prepare(task)
+    assert "not in base, which `image: auto` chose" in told.value.hint
+
+
 @pytest.fixture
 def base(sandbox: DockerSandbox) -> Iterator[str]:
     """The name of an image of a few megabytes that no registry has."""

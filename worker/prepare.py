@@ -293,7 +293,7 @@ class _Preparation:
                     raise EnvironmentFault(
                         "check",
                         f"check {result.name!r} ended with {result.exit_code} on the untouched start: {result.tail}",
-                        hint="its command is not in the image: install it in setup, or name another image",
+                        hint=f"its command is not in {_told(prepared)}: install it in setup, or name another image",
                     ) from None
             tests = {one.result.name: dict(one.tests) for one in ran if one.tests is not None}
             measured = Baseline(v=2 if tests else 1, checks=results, tests=tests)
@@ -364,3 +364,8 @@ def repo_secret(repo: Repo, secrets: Mapping[str, str]) -> dict[str, str]:
             hint=f"set DAWN_SECRET_{name} in the worker's environment",
         )
     return {REPO_SECRET: secrets[name]}
+
+
+def _told(prepared: Prepared) -> str:
+    """The image, with its name where a person left the choice to us."""
+    return "the image" if prepared.chosen is None else f"{prepared.chosen}, which `image: auto` chose"
