@@ -17,7 +17,7 @@ import pytest
 from npm_peers import npm_peers
 
 from scheduler.launch import Interrupts
-from scheduler.web import server
+from scheduler.web.door import server
 from scheduler.web.site import Site
 
 if TYPE_CHECKING:

@@ -13,9 +13,7 @@ from worker.contract.task import Limits, Repo, Task
 from worker.store import keys, rollup
 
 AT: Final = "2026-11-30T02:%02d:%02d.%03d+00:00"
-LINES: Final = "".join(
-    f'  File "/repo/src/module_{n}.py", line {n}, in run\\n    total += {n}\n' for n in range(60)
-)
+LINES: Final = "".join(f'  File "/repo/src/module_{n}.py", line {n}, in run\\n    total += {n}\n' for n in range(60))
 SNAPSHOT: Final = [
     e.SnapshotRef(listing=digest(b"%d" % n), tree=digest(b"%d" % n), level=1, bytes=9) for n in range(5)
 ]

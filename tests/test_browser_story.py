@@ -14,9 +14,9 @@ from conftest import wait_for
 from deployments import Deployment
 from playwright.sync_api import expect
 
-from scheduler.web.deployment import of_archive
+from scheduler.web.door.deployment import of_archive
+from scheduler.web.door.server import fresh_keys
 from scheduler.web.page import address
-from scheduler.web.server import fresh_keys
 from worker.contract.settings import Settings
 from worker.store.archive import open_archive
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from unidiff import PatchSet
 
 from scheduler.reports.harmless import plain
-from scheduler.web import diffs, highlight
-from scheduler.web.diffs import FileChange, Row, Window
-from scheduler.web.highlight import Allowance
+from scheduler.web.patches import diffs, highlight
+from scheduler.web.patches.diffs import FileChange, Row, Window
+from scheduler.web.patches.highlight import Allowance
 from worker.contract.difftext import name_said
 
 EDIT = b"""diff --git a/src/cart.py b/src/cart.py

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from runs_made import Make, claimed
 
 from scheduler.runs import views
-from scheduler.web import normal
-from scheduler.web.groups import Changed, Group, gathered, grouped
-from scheduler.web.normal import NotCompared, form
+from scheduler.web.patches import normal
+from scheduler.web.patches.groups import Changed, Group, gathered, grouped
+from scheduler.web.patches.normal import NotCompared, form
 from worker.contract.events import Finished, Sealed, digest
 from worker.store.archive import Archive
 from worker.store.journal import Journal

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from scheduler.web import diffs
-from scheduler.web.provenance import HunkId, Origin, provenance
+from scheduler.web.patches import diffs
+from scheduler.web.patches.provenance import HunkId, Origin, provenance
 from worker.contract.events import Event, Observation, Observed, Record, Replied, Reply, ToolCall
 
 PATCH = b"""diff --git a/src/a.py b/src/a.py

@@ -15,7 +15,7 @@ from webs import ORIGIN, site_of
 from scheduler.approvals import answer
 from scheduler.control import tell
 from scheduler.runs import Found
-from scheduler.web.access import Access, Token
+from scheduler.web.door.access import Access, Token
 from scheduler.web.page import Visitor
 from scheduler.web.site import Site
 from worker.contract.events import (
@@ -306,7 +306,7 @@ def test_a_cancelled_run_is_asked_about_no_more(asking: Any, visit: Visit, archi
 
 def test_the_proxys_user_is_who_decided(asking: Any, archive: Archive) -> None:
     """H52: behind a reverse proxy the name in the archive is the one that the proxy says."""
-    from scheduler.web.app import create
+    from scheduler.web.door.app import create
 
     asking()
     access = Access(b"k" * 32, identity_header="X-User", reviewers=frozenset({"ann"}))

@@ -25,8 +25,8 @@ from webs import site_of
 from scheduler.cli import web
 from scheduler.enqueue import targets_json
 from scheduler.stack import Stack
-from scheduler.web import server
-from scheduler.web.deployment import Redis, archive_address
+from scheduler.web.door import server
+from scheduler.web.door.deployment import Redis, archive_address
 from worker.contract.errors import NotFoundFault, UsageFault
 from worker.contract.settings import Settings
 from worker.store import keys
@@ -175,7 +175,7 @@ def test_redis_is_found_when_a_stack_comes_and_lost_when_it_goes(
     """Pages that were opened before the stack see it later."""
     found: list[str | None] = [None, "unix:///tmp/nobody.sock", None]
     clock = [0.0]
-    monkeypatch.setattr("scheduler.web.deployment.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("scheduler.web.door.deployment.time.monotonic", lambda: clock[0])
     monkeypatch.setattr("scheduler.stack.connected", lambda where: where.model_copy(update={"redis_url": found[0]}))
     redis = Redis(Settings(state_dir=tmp_path))
     seen = []

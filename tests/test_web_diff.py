@@ -11,7 +11,7 @@ from runs_made import Make, claimed
 from starlette.testclient import TestClient
 from test_provenance import PATCH, journal
 
-from scheduler.web import code_style, diffs
+from scheduler.web.patches import code_style, diffs
 from worker.contract.events import Event, Finished, Observed, Sealed, SnapshotRef, digest
 from worker.store.archive import Archive
 from worker.store.journal import Journal

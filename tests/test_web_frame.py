@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 from webs import HOST, ORIGIN, TOKENS, site_of
 
 from scheduler.web import render
-from scheduler.web.access import Access
-from scheduler.web.app import create
+from scheduler.web.door.access import Access
+from scheduler.web.door.app import create
 from scheduler.web.page import Asked, Page, Visitor, Way, Went, address, cut
 from scheduler.web.site import Site
 from worker.contract.errors import NotFoundFault
@@ -69,6 +69,20 @@ def test_every_answer_has_the_policy(visit: Visit) -> None:
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "same-origin"
+
+
+def test_a_bug_of_ours_has_the_policy_too(site: Site) -> None:
+    """H49: what nobody has foreseen is answered through the same guard."""
+
+    def broken(_: Site, __: Asked) -> Page:
+        raise ZeroDivisionError
+
+    app = create(site, {HOST}, (Way("/broken", broken),))
+    client = TestClient(app, base_url=ORIGIN, raise_server_exceptions=False)
+    client.get("/enter", params={"token": "look"}, follow_redirects=False)
+    answer = client.get("/broken")
+    assert answer.status_code == 500
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 def test_an_asset_is_one_of_ours(visit: Visit) -> None:

@@ -10,7 +10,7 @@ from runs_made import Make, claimed, name_runs
 from starlette.testclient import TestClient
 from test_groups import bump, diff
 
-from scheduler.web import groups
+from scheduler.web.patches import groups
 from scheduler.web.site import Site
 from worker.contract.events import Finished, Sealed
 from worker.store.archive import Archive

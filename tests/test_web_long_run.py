@@ -25,7 +25,7 @@ PROGRAM = """
 import json, sys
 from starlette.testclient import TestClient
 from webs import HOST, ORIGIN, site_of
-from scheduler.web.app import create
+from scheduler.web.door.app import create
 from worker.store.local import LocalArchive
 
 def high_water_bytes():

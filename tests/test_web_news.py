@@ -16,7 +16,7 @@ from conftest import wait_for
 from runs_made import Make, claimed, ended, name_runs, replied
 from starlette.testclient import TestClient
 
-from scheduler.web import news
+from scheduler.web.door import news
 from scheduler.web.site import Site
 from worker.contract.events import Event, Observation, Observed
 from worker.store.archive import Archive

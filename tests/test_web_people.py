@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from web_forms import form_with, press
 from webs import HOST, ORIGIN
 
-from scheduler.web.app import create
-from scheduler.web.deployment import of_deployment
-from scheduler.web.server import fresh_keys
+from scheduler.web.door.app import create
+from scheduler.web.door.deployment import of_deployment
+from scheduler.web.door.server import fresh_keys
 from worker.contract.settings import Settings
 
 pytestmark = [pytest.mark.full, pytest.mark.docker]

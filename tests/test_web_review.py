@@ -14,7 +14,7 @@ from web_forms import Form, form_with, forms, press
 from webs import ORIGIN, site_of
 
 from scheduler.deliveries.reviews import review
-from scheduler.web.access import Access
+from scheduler.web.door.access import Access
 from scheduler.web.page import Visitor
 from scheduler.web.site import Site
 from worker.contract.delivery import Deliver

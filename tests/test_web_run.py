@@ -14,7 +14,7 @@ from runs_made import Make, checked, claimed, replied
 from starlette.testclient import TestClient
 from test_web_steps import MODEL, observed
 
-from scheduler.web import ansi
+from scheduler.web.journals import ansi
 from worker.contract import events as e
 from worker.contract.events import canonical
 from worker.contract.fork import step_end
@@ -228,7 +228,7 @@ def test_a_browser_that_asks_for_an_icon_is_not_told_of_a_fault(visit: Visit) ->
 
 def test_there_is_advice_for_each_reason() -> None:
     """The closed set of reasons has no gap."""
-    from scheduler.web.advice import advice
+    from scheduler.web.journals.advice import advice
 
     assert all(advice(e.Failure(cls=cls, reason=why)) for cls, reasons in e.REASONS.items() for why in reasons)
 

@@ -9,9 +9,9 @@ import long_runs
 import pytest
 from runs_made import Make, claimed, replied
 
-from scheduler.web import marks, steps
-from scheduler.web.reading import Journals
-from scheduler.web.steps import Index, Row
+from scheduler.web.journals import marks, steps
+from scheduler.web.journals.reading import Journals
+from scheduler.web.journals.steps import Index, Row
 from worker.context import Transcript
 from worker.contract import events as e
 from worker.contract.events import Event, Record, digest
@@ -134,7 +134,7 @@ def test_only_the_tail_is_read_again(archive: Archive, busy: str, monkeypatch: p
     """Where a run went on, the next look reads what is new and nothing else; of one that ended, nothing."""
     counting = Counting(archive.url)
     counting.reads = []
-    monkeypatch.setattr("scheduler.web.reading.FRESH_S", 0.0)
+    monkeypatch.setattr("scheduler.web.journals.reading.FRESH_S", 0.0)
     journals = Journals(counting)
     assert len(journals.read(busy).index.rows) == 5
     counting.reads.clear()
@@ -162,7 +162,7 @@ def test_what_was_asked_longest_ago_is_let_go(
     archive: Archive, make_run: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond the rows that are kept in memory, an older index is read anew when it is asked for."""
-    monkeypatch.setattr("scheduler.web.reading.ROWS_KEPT", 3)
+    monkeypatch.setattr("scheduler.web.journals.reading.ROWS_KEPT", 3)
     journals = Journals(archive)
     for name in ("one", "two", "three"):
         make_run(name, claimed(), replied(1), observed(1))

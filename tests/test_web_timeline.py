@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs_made import claimed, ended, replied
 
-from scheduler.web import timeline
-from scheduler.web.timeline import Attempt, Story, story
+from scheduler.web.journals import timeline
+from scheduler.web.journals.timeline import Attempt, Story, story
 from worker.contract.events import Asked, Decided, Event, Failure, Parked, Record, Sealed, Steered, Submitted, Yielded
 from worker.contract.window import Window
 

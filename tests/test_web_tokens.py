@@ -10,12 +10,12 @@ import pytest
 from starlette.testclient import TestClient
 from webs import HOST, ORIGIN, site_of
 
-from scheduler.web.access import Access, Token
-from scheduler.web.app import create
-from scheduler.web.groups import opened_as
+from scheduler.web.door.access import Access, Token
+from scheduler.web.door.app import create
+from scheduler.web.door.server import fresh_keys
+from scheduler.web.door.tokens import access_of
 from scheduler.web.page import Visitor
-from scheduler.web.server import fresh_keys
-from scheduler.web.tokens import access_of
+from scheduler.web.patches.groups import opened_as
 from worker.contract.errors import UsageFault
 from worker.contract.settings import Settings
 from worker.store.archive import Archive

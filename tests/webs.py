@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from scheduler.web.access import Access, Token
-from scheduler.web.app import create
+from scheduler.web.door.access import Access, Token
+from scheduler.web.door.app import create
 from scheduler.web.seen import Seen
 from scheduler.web.site import Site
 from worker.contract.settings import Settings

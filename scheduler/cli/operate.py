@@ -63,8 +63,8 @@ def _pages(where: Settings, stack: Stack) -> socket.socket | None:
     import sys
 
     from scheduler.cli import edge, web
-    from scheduler.web import server
-    from scheduler.web.tokens import access_of
+    from scheduler.web.door import server
+    from scheduler.web.door.tokens import access_of
     from worker.contract.errors import Fault
 
     try:

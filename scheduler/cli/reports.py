@@ -71,7 +71,7 @@ def _static(archive: Archive, batch: str, place: Path, json: bool) -> None:
     import secrets
     from dataclasses import asdict
 
-    from scheduler.web.access import Access
+    from scheduler.web.door.access import Access
     from scheduler.web.render import size
     from scheduler.web.seen import Seen
     from scheduler.web.site import Site

@@ -1,5 +1,5 @@
 """Owns the commands that open the archive on screen: web, view. Refuses to decide who may see it
-(scheduler/web/access.py), and to write an address that signs in anywhere but on the terminal.
+(scheduler/web/door/access.py), and to write an address that signs in anywhere but on the terminal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def web(
 
     from scheduler.cli import edge
     from scheduler.launch import interrupts
-    from scheduler.web import server
+    from scheduler.web.door import server
 
     where = edge.settings()
     with interrupts() as pressed:
@@ -74,8 +74,8 @@ def view(
 
     from scheduler.cli import edge
     from scheduler.launch import interrupts
-    from scheduler.web import server
-    from scheduler.web.deployment import archive_address, of_archive
+    from scheduler.web.door import server
+    from scheduler.web.door.deployment import archive_address, of_archive
     from worker.contract.redact import redactor_from_env
     from worker.store.logs import configure_logs
 
@@ -93,7 +93,7 @@ def view(
 
 def announce(where: Settings, listening: socket.socket, *ways: tuple[str, str]) -> None:
     """Print the addresses that sign in. ways: what each is for, and its token."""
-    from scheduler.web import server
+    from scheduler.web.door import server
 
     host, port = where.web_host, listening.getsockname()[1]
     for what, token in ways:
@@ -108,7 +108,7 @@ def announce(where: Settings, listening: socket.socket, *ways: tuple[str, str]) 
 
 def address_of(where: Settings, listening: socket.socket, token: str = "") -> str:
     """Where the pages are; with a token, the address that signs in."""
-    from scheduler.web import server
+    from scheduler.web.door import server
 
     if server.is_any(where.web_host):
         return server.entrance(where.web_hosts[0], token)
@@ -124,7 +124,7 @@ def command(listening: socket.socket) -> list[str]:
 
 def listen(where: Settings, port: int | None) -> socket.socket:
     """On DAWN_WEB_HOST. port: None for DAWN_WEB_PORT, or any free one where that is taken. Raises UsageFault."""
-    from scheduler.web import server
+    from scheduler.web.door import server
 
     server.nameable(where.web_host, where.web_hosts)
     if port is not None:

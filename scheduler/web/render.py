@@ -70,7 +70,8 @@ def as_json(page: Page) -> bytes:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from scheduler.web import ansi, exact
+    from scheduler.web import exact
+    from scheduler.web.journals import ansi
 
     made = Environment(
         loader=PackageLoader("scheduler.web"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from scheduler.runs import BATCHES_SHOWN, READERS, UNREADABLE, VERDICTS, View, Views, standing
-from scheduler.web import groups
-from scheduler.web.groups import Member, gathered, grouped, opened_as
+from scheduler.web.patches import groups
+from scheduler.web.patches.groups import Member, gathered, grouped, opened_as
 from scheduler.web.site import Site
 from worker.contract.delivered import Review, patch_of, readiness, review_state
 from worker.contract.errors import NotFoundFault

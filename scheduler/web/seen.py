@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from scheduler import runs
 from scheduler.runs import UNREADABLE, Found, Listed, View, Views
-from scheduler.web.reading import Journals
+from scheduler.web.journals.reading import Journals
 from worker.contract.errors import Fault, NotFoundFault
 from worker.contract.events import digest
 from worker.store.archive import Archive

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from scheduler.web.access import Access
-from scheduler.web.news import News
+from scheduler.web.door.access import Access
+from scheduler.web.door.news import News
 from scheduler.web.seen import Seen
 from worker.store.archive import Archive
 

@@ -14,10 +14,10 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from scheduler.web import diffs
-from scheduler.web.groups import Changed, grouped
-from scheduler.web.highlight import BY_SUFFIX, CHUNK_CHARS, Allowance
-from scheduler.web.provenance import provenance
+from scheduler.web.patches import diffs
+from scheduler.web.patches.groups import Changed, grouped
+from scheduler.web.patches.highlight import BY_SUFFIX, CHUNK_CHARS, Allowance
+from scheduler.web.patches.provenance import provenance
 
 MIB = 2**20
 SIZE = 20 * MIB

@@ -177,8 +177,8 @@ class Server:
 def serve(descriptor: int, root: str) -> None:
     import uvicorn
 
-    from scheduler.web.access import Access, Token
-    from scheduler.web.app import create
+    from scheduler.web.door.access import Access, Token
+    from scheduler.web.door.app import create
     from scheduler.web.seen import Seen
     from scheduler.web.site import Site
 

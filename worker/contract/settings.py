@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     deliver: workers also take the lane `deliver`: for those that hold the tokens of forges, as `DAWN_SECRET_<NAME>`.
     web_host, web_port: where `dawn web` and `dawn up` answer browsers; 0 is any free port.
     web_hosts: other names that browsers call the pages by, with the port where it is not the usual one. web_tokens: a
-    file of lines `name viewer|reviewer token` (scheduler/web/tokens.py). web_identity_header: the header in which a
+    file of lines `name viewer|reviewer token` (web/door/tokens.py). web_identity_header: the header in which a
     reverse proxy names who signed in there, "" to believe none; web_reviewers: which of these decide; web_proxies:
     addresses or networks that it is believed from, none for this machine.
     reports_dir: where the scheduler puts the files that `notify` of manifests asks for; None for

@@ -11,11 +11,12 @@ from markupsafe import Markup
 from scheduler.audit import Act, audit_of
 from scheduler.runs import Found
 from scheduler.verify import check
-from scheduler.web import charts, runhead
+from scheduler.web import charts
+from scheduler.web.journals import runhead
+from scheduler.web.journals.runhead import Head, Seen
+from scheduler.web.journals.steps import Row
 from scheduler.web.page import Asked, Page, Way
-from scheduler.web.runhead import Head, Seen
 from scheduler.web.site import Site
-from scheduler.web.steps import Row
 from worker.contract.delivered import Delivery, Review
 from worker.contract.task import usd_text
 

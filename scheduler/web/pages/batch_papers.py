@@ -14,10 +14,10 @@ from scheduler.audit import Act
 from scheduler.reports import kept, pages
 from scheduler.runs import View
 from scheduler.web.headline import KEPT_S, Head, head, names
+from scheduler.web.journals.stories import stories
+from scheduler.web.journals.timeline import ACT_CHARS
 from scheduler.web.page import Asked, File, Page, Slice, Way, cut
 from scheduler.web.site import Site
-from scheduler.web.stories import stories
-from scheduler.web.timeline import ACT_CHARS
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.store import keys
 from worker.store.inbox import Control

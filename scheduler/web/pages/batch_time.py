@@ -16,12 +16,13 @@ from scheduler.budget import Spending, spending
 from scheduler.reports.morning import state_of
 from scheduler.reports.reported import SAID
 from scheduler.runs import View
-from scheduler.web import charts, timeline
+from scheduler.web import charts
 from scheduler.web.charts import Lane, Series, Shade
 from scheduler.web.headline import Head, head, names
+from scheduler.web.journals import timeline
+from scheduler.web.journals.stories import stories
 from scheduler.web.page import Asked, Page, Way
 from scheduler.web.site import Site
-from scheduler.web.stories import stories
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.task import usd_text
 from worker.contract.window import Window

@@ -10,10 +10,11 @@ from scheduler.approvals import commands
 from scheduler.budget import Spending, spending
 from scheduler.reports.fingerprints import failed
 from scheduler.runs import standing
-from scheduler.web import headline, runhead
+from scheduler.web import headline
+from scheduler.web.journals import runhead
+from scheduler.web.journals.runhead import Head
 from scheduler.web.page import Asked, Page, Way
 from scheduler.web.questions import Question, is_asking, question
-from scheduler.web.runhead import Head
 from scheduler.web.site import Site
 from worker.contract.delivered import patch_of
 from worker.contract.errors import NotFoundFault

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from scheduler.runs import READERS
-from scheduler.web import blobs, diffs, runhead, stepbody
-from scheduler.web.diffs import RAW_BYTES, ROWS, FileChange, Hunk, Patch, Row, Window
-from scheduler.web.groups import SUBMODULES, opened_as
-from scheduler.web.highlight import Allowance
+from scheduler.web.journals import blobs, runhead, stepbody
+from scheduler.web.journals.runhead import Head, Seen
+from scheduler.web.journals.steps import Row as StepRow
 from scheduler.web.page import Asked, File, Page, Slice, Way, address, cut
 from scheduler.web.pages.steps import place
-from scheduler.web.provenance import Origin, Provenance, provenance
-from scheduler.web.runhead import Head, Seen
+from scheduler.web.patches import diffs
+from scheduler.web.patches.diffs import RAW_BYTES, ROWS, FileChange, Hunk, Patch, Row, Window
+from scheduler.web.patches.groups import SUBMODULES, opened_as
+from scheduler.web.patches.highlight import Allowance
+from scheduler.web.patches.provenance import Origin, Provenance, provenance
 from scheduler.web.site import Site
-from scheduler.web.steps import Row as StepRow
 from worker.contract.delivered import patch_of
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import Record

@@ -12,10 +12,10 @@ from typing import Final
 
 from scheduler import control, enqueue
 from scheduler.fork import Fork, Wish, fork
-from scheduler.web import runhead
+from scheduler.web.journals import runhead
+from scheduler.web.journals.runhead import Head
 from scheduler.web.page import Asked, Page, Way, Went, address
 from scheduler.web.pages.changes import changed, run_of, then
-from scheduler.web.runhead import Head
 from scheduler.web.site import Site
 from worker.contract.errors import UsageFault
 from worker.contract.fork import LAST

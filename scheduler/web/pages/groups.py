@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.runs import READERS
-from scheduler.web import groups
-from scheduler.web.groups import Group, Member
 from scheduler.web.headline import Head, head
 from scheduler.web.page import Asked, Page, Slice, Way, address, cut
+from scheduler.web.patches import groups
+from scheduler.web.patches.groups import Group, Member
 from scheduler.web.reviewing import reviews_of
 from scheduler.web.site import Site
 

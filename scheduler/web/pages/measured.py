@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from scheduler.runs import View
-from scheduler.web import blobs, runhead
+from scheduler.web.journals import blobs, runhead
+from scheduler.web.journals.runhead import Head
+from scheduler.web.journals.stepbody import Text
 from scheduler.web.page import Asked, Page, Slice, Way, cut
-from scheduler.web.runhead import Head
 from scheduler.web.site import Site
-from scheduler.web.stepbody import Text
 from worker.contract.environment import Baseline, PreparedEnvironment
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import CheckResult, Prepared, Verdict, digest, read_json

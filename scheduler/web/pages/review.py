@@ -12,12 +12,13 @@ from typing import Any, Final, Literal, cast
 from scheduler.deliveries import reviews
 from scheduler.reports.measured import measured
 from scheduler.runs import READERS, View, standing
-from scheduler.web import groups, runhead
+from scheduler.web.journals import runhead
 from scheduler.web.page import Asked, Page, Slice, Way, Went, address, cut
 from scheduler.web.pages import diff, runs
 from scheduler.web.pages.changes import AGAIN, DIGEST_CHARS, back, batch_of, changed, run_of, then
 from scheduler.web.pages.diff import Diff
 from scheduler.web.pages.forking import new_key, prepared, start
+from scheduler.web.patches import groups
 from scheduler.web.reviewing import Waiting, forget_reviews, queue, to_open, unopened, with_groups
 from scheduler.web.site import Site
 from worker.contract.delivered import Review, patch_of, review_state

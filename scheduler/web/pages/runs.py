@@ -7,13 +7,13 @@ from typing import Final, cast
 
 from scheduler.reports.rows import duration, ways_on
 from scheduler.runs import View
-from scheduler.web import blobs, runhead
-from scheduler.web.advice import advice
+from scheduler.web.journals import blobs, runhead
+from scheduler.web.journals.advice import advice
+from scheduler.web.journals.runhead import Head
+from scheduler.web.journals.stepbody import Text
 from scheduler.web.page import Asked, File, Page, Way
 from scheduler.web.pages import measured
-from scheduler.web.runhead import Head
 from scheduler.web.site import Site
-from scheduler.web.stepbody import Text
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import Contradiction, Verdict, read_json
 from worker.store import keys

@@ -10,13 +10,14 @@ from typing import Final, cast
 
 from markupsafe import Markup
 
-from scheduler.web import blobs, charts, runhead, stepbody, steps
-from scheduler.web.blobs import Blob, Part
+from scheduler.web import charts
+from scheduler.web.journals import blobs, runhead, stepbody, steps
+from scheduler.web.journals.blobs import Blob, Part
+from scheduler.web.journals.runhead import Head, Seen
+from scheduler.web.journals.stepbody import Body
+from scheduler.web.journals.steps import FILTERS, Bounds, Filter, Index, Row
 from scheduler.web.page import Asked, File, Page, Slice, Way, address, cut
-from scheduler.web.runhead import Head, Seen
 from scheduler.web.site import Site
-from scheduler.web.stepbody import Body
-from scheduler.web.steps import FILTERS, Bounds, Filter, Index, Row
 from worker.contract.errors import NotFoundFault
 from worker.store import keys
 

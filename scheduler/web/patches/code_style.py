@@ -1,7 +1,7 @@
 """Owns assets/code.css: how a diff and its code look, light and dark. Refuses a colour that is hard to read: each is
 moved away from the papers it stands on until its contrast is that of WCAG 2 level AA.
 
-`python -m scheduler.web.code_style` writes the sheet anew; a test compares it.
+`python -m scheduler.web.patches.code_style` writes the sheet anew; a test compares it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-SHEET: Final = Path(__file__).parent / "assets" / "code.css"
+SHEET: Final = Path(__file__).parents[1] / "assets" / "code.css"
 CONTRAST: Final = 4.5
 """Of WCAG 2.2, 1.4.3, for text of ordinary size."""
 STYLES: Final[Mapping[str, str]] = {"light": "friendly", "dark": "github-dark"}

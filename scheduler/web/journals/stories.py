@@ -9,8 +9,8 @@ from typing import Final
 
 from scheduler.runs import each
 from scheduler.web.headline import KEPT_S
+from scheduler.web.journals.timeline import Story, story
 from scheduler.web.site import Site
-from scheduler.web.timeline import Story, story
 from worker.contract.errors import IntegrityFault, NotFoundFault, VersionFault
 from worker.store.journal import Journal
 from worker.store.members import Member, members

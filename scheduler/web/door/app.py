@@ -12,16 +12,15 @@ import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from scheduler.reports.harmless import plain
 from scheduler.web import render
-from scheduler.web.access import SESSION_S
-from scheduler.web.guard import Guard
-from scheduler.web.news import stream
+from scheduler.web.door.access import SESSION_S
+from scheduler.web.door.guard import Guard
+from scheduler.web.door.news import stream
 from scheduler.web.page import Answer, Asked, File, Page, Visitor, Way, Went
 from scheduler.web.render import Around
 from scheduler.web.site import Site
@@ -41,6 +40,7 @@ from worker.contract.redact import without_passwords
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import ASGIApp
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -71,7 +71,7 @@ STATUS: Final[Sequence[tuple[type[Fault], int]]] = (
 )
 
 
-def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> Starlette:
+def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> ASGIApp:
     """The pages as an ASGI application. hosts: what browsers may call this server, with the port."""
     _prepare()
     routes = [Route(way.pattern, _endpoint(site, way), methods=["POST" if way.changes else "GET"]) for way in ways]
@@ -83,11 +83,9 @@ def create(site: Site, hosts: Collection[str], ways: Sequence[Way] = WAYS) -> St
             Route("/favicon.ico", _no_icon),
             *routes,
         ],
-        middleware=[Middleware(Guard, hosts=hosts)],
         exception_handlers={HTTPException: _not_ours(site), ClientDisconnect: _gone},
     )
-    app.state.site = site
-    return app
+    return Guard(app, hosts)  # around everything, so that also an answer to a bug of ours has its policy
 
 
 def _prepare() -> None:

@@ -17,8 +17,8 @@ from hashlib import blake2b, sha256
 from heapq import nsmallest
 from typing import Final
 
-from scheduler.web import diffs
-from scheduler.web.diffs import FileChange
+from scheduler.web.patches import diffs
+from scheduler.web.patches.diffs import FileChange
 
 PATCH_BYTES: Final = 2**20
 """A larger patch is not compared: it is read by a person, or by nobody."""

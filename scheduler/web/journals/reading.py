@@ -12,7 +12,7 @@ from typing import Final
 
 from scheduler import runs
 from scheduler.runs import View
-from scheduler.web.steps import Index
+from scheduler.web.journals.steps import Index
 from worker.contract.errors import IntegrityFault, VersionFault
 from worker.store import keys
 from worker.store.archive import Archive

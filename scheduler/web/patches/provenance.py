@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from scheduler.web.diffs import FileChange, Place, changed_lines, hunks
+from scheduler.web.patches.diffs import FileChange, Place, changed_lines, hunks
 from worker.contract.events import Observed, Record, Replied, ToolCall
 
 LINES_MAX: Final = 200_000

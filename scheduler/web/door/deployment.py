@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from scheduler.web.access import Access
+from scheduler.web.door.access import Access
+from scheduler.web.door.server import Keys
+from scheduler.web.door.tokens import access_of
 from scheduler.web.seen import Seen
-from scheduler.web.server import Keys
 from scheduler.web.site import Site
-from scheduler.web.tokens import access_of
 from worker.contract.errors import Fault, NotFoundFault
 from worker.store.bundle import SCHEME
 

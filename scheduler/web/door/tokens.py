@@ -10,11 +10,11 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from scheduler.web.access import LOOPBACK, Access, Token
+from scheduler.web.door.access import LOOPBACK, Access, Token
 from worker.contract.errors import UsageFault
 
 if TYPE_CHECKING:
-    from scheduler.web.server import Keys
+    from scheduler.web.door.server import Keys
     from worker.contract.settings import Settings
 
 FILE_BYTES: Final = 2**20

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from scheduler.runs import READERS, View, standing
-from scheduler.web.normal import PATCH_BYTES, Form, NotCompared, differing, form, similarity
+from scheduler.web.patches.normal import PATCH_BYTES, Form, NotCompared, differing, form, similarity
 from worker.contract.delivered import patch_of
 from worker.contract.errors import IntegrityFault, NotFoundFault
 from worker.contract.events import canonical, digest

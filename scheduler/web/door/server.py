@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from scheduler.web.access import Token, new_token
+from scheduler.web.door.access import Token, new_token
 from scheduler.web.page import address
 from worker.contract.errors import Fault, UsageFault
 
@@ -136,7 +136,7 @@ def serve(site: Site, listening: socket.socket, hosts: Iterable[str], pressed: I
     """Answer until Ctrl-C or SIGTERM. Raises KeyboardInterrupt at the second one, Fault when it cannot answer."""
     import uvicorn
 
-    from scheduler.web.app import create
+    from scheduler.web.door.app import create
 
     config = uvicorn.Config(
         create(site, set(hosts)),
@@ -169,7 +169,7 @@ def serve(site: Site, listening: socket.socket, hosts: Iterable[str], pressed: I
 
 def serve_deployment(settings: Settings, listening: socket.socket, actor: str, pressed: Interrupts) -> None:
     """The pages of a deployment, with their log as JSON lines. Raises as serve, kept_keys and open_archive do."""
-    from scheduler.web.deployment import of_deployment
+    from scheduler.web.door.deployment import of_deployment
     from worker.contract.redact import redactor_from_env
     from worker.store.archive import open_archive
     from worker.store.logs import configure_logs

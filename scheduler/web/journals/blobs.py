@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.web.stepbody import Text
+from scheduler.web.journals.stepbody import Text
 from worker.contract.errors import NotFoundFault
 from worker.contract.run import Run
 from worker.store import keys

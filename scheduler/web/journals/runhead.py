@@ -10,8 +10,8 @@ from typing import Final
 
 from scheduler.reports.rows import duration, waits_for
 from scheduler.runs import View
+from scheduler.web.journals.reading import Read, view
 from scheduler.web.page import Asked
-from scheduler.web.reading import Read, view
 from scheduler.web.site import Site
 from worker.contract.errors import NotFoundFault
 from worker.contract.run import Run

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from scheduler.audit import Act, acts_of
-from scheduler.web import marks
-from scheduler.web.marks import Mark
+from scheduler.web.journals import marks
+from scheduler.web.journals.marks import Mark
 from worker.contract.events import (
     Asked,
     Called,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import Final, Literal, cast
 
-from scheduler.web.highlight import Allowance, Span, highlighted
+from scheduler.web.patches.highlight import Allowance, Span, highlighted
 from worker.contract.difftext import name_said, same_name
 
 FILES_MAX: Final = 5_000

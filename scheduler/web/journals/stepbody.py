@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from scheduler.cli import transcript
 from scheduler.reports.harmless import plain
-from scheduler.web import ansi
-from scheduler.web.reading import Read
-from scheduler.web.steps import Row
+from scheduler.web.journals import ansi
+from scheduler.web.journals.reading import Read
+from scheduler.web.journals.steps import Row
 from worker.contract.errors import IntegrityFault
 from worker.contract.events import Observed, Record, Replied, ToolCall
 from worker.store import keys
