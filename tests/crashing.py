@@ -241,9 +241,10 @@ def wrap_worker(doors: Doors) -> None:
             doors.halfway("running")
         act(spool, data)
 
-    def claimed(act: Any, ledger: Any, event: Any) -> None:
-        act(ledger, event)
+    def claimed(act: Any, ledger: Any, *asked: Any) -> Any:
+        before = act(ledger, *asked)
         doors.claim = ledger.run.attempt
+        return before
 
     def noted(act: Any, queue: Any, message: Any, tag: str) -> None:
         tags[tag] = re.findall(r"'run_id': '([^']+)'", message.headers.get("kwargsrepr", ""))[0]
