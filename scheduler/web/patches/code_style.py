@@ -1,4 +1,4 @@
-"""Owns assets/code.css: how a diff and its code look, light and dark. Refuses a colour that is hard to read: each is
+"""Owns assets/code.css: the colours of code, light and dark. Refuses a colour that is hard to read: each is
 moved away from the papers it stands on until its contrast is that of WCAG 2 level AA.
 
 `python -m scheduler.web.patches.code_style` writes the sheet anew; a test compares it.
@@ -25,41 +25,14 @@ KINDS: Final = (
 )
 """Short names of tokens that have a colour; others are ink."""
 
-LAYOUT: Final = """\
-table.code { border-collapse: collapse; width: 100%; font: .8rem/1.45 var(--mono); tab-size: 4; }
-table.code td { padding: 0 .5rem; border: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
-table.code td.n { width: 1%; min-width: 3ch; padding: 0 .4rem; text-align: right; color: var(--faint); }
-table.code td.n, table.code .sign { white-space: nowrap; user-select: none; }
-table.code tbody tr:hover { background: none; }
-table.code tbody tr.add, table.code td.add { background: var(--add); }
-table.code tbody tr.del, table.code td.del { background: var(--del); }
-table.code .add td.n, table.code .del td.n { color: var(--ink); }
-table.code td.void { background: var(--raised); }
-table.code.split { table-layout: fixed; }
-table.code.split td { width: 47%; }
-table.code.split td.n { width: 3%; min-width: 5ch; }
-table.code .sign { display: inline-block; width: 1.5ch; }
-table.code tr.none td, table.code td.none, table.code .cut { color: var(--faint); font-style: italic; }
-details.file { margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px; }
-details.file > summary { padding: .4rem .6rem; background: var(--raised); overflow-wrap: anywhere; }
-details.file > :not(summary) { margin-left: .6rem; margin-right: .6rem; }
-details.file > .wide { margin: 0; }
-div.hunk, p.hunk { display: flex; flex-wrap: wrap; gap: .1rem 1rem; padding: .2rem .6rem; font-size: .85rem; }
-div.hunk, p.hunk { background: var(--hunk); }
-details.file > div.hunk { margin: 0; }
-div.hunk code { background: none; }
-.plus { color: var(--good); }
-.minus { color: var(--bad); }
-"""
-
 
 def sheet(variables: Mapping[str, Mapping[str, str]]) -> str:
     """The whole of code.css. variables: of each scheme, those of style.css."""
     light, dark = (rules(scheme, variables[scheme]) for scheme in ("light", "dark"))
     inner = "".join(f"  {line}\n" for line in dark)
     plain = "".join(f"{line}\n" for line in light)
-    head = "/* Diffs and the colours of code; code_style.py writes this. */\n"
-    return f"{head}{LAYOUT}{plain}@media (prefers-color-scheme: dark) {{\n{inner}}}\n"
+    head = "/* The colours of code; code_style.py writes this. */\n"
+    return f"{head}{plain}@media (prefers-color-scheme: dark) {{\n{inner}}}\n"
 
 
 def rules(scheme: str, variables: Mapping[str, str]) -> list[str]:
