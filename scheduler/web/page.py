@@ -61,6 +61,10 @@ class Asked:
         text = self.query.get(name, "")
         return int(text) if text.isdecimal() and len(text) < 12 else default
 
+    def words(self, name: str) -> str:
+        """What was written into a field of many lines, whose ends browsers send as CR and LF."""
+        return self.form.get(name, "").replace("\r\n", "\n").strip()
+
     def with_query(self, **changes: str) -> dict[str, str]:
         """The query with some values changed; "" takes one out. Another filter begins at its first page."""
         changed = {**self.query, **changes}
@@ -127,6 +131,11 @@ def address(pattern: str, /, *, query: Mapping[str, str] = NOBODY, **places: obj
         raise ValueError(f"{pattern} has a place that nothing fills")
     told = {name: value for name, value in query.items() if value}
     return f"{path}?{urlencode(told, errors='replace')}" if told else path
+
+
+def is_ours(to: str) -> bool:
+    """Whether an address from a form leads to a page of ours: `//elsewhere` would be another host."""
+    return to.startswith("/") and to[1:2] not in ("/", "\\") and to.isprintable()
 
 
 @dataclass(frozen=True)

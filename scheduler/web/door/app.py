@@ -21,7 +21,7 @@ from scheduler.web import render
 from scheduler.web.door.access import SESSION_S
 from scheduler.web.door.guard import Guard
 from scheduler.web.door.news import stream
-from scheduler.web.page import Answer, Asked, File, Page, Visitor, Way, Went
+from scheduler.web.page import Answer, Asked, File, Page, Visitor, Way, Went, is_ours
 from scheduler.web.render import Around
 from scheduler.web.site import Site
 from scheduler.web.ways import WAYS
@@ -224,8 +224,7 @@ def _enter(site: Site) -> Endpoint:
         if now not in (None, visitor) and request.headers.get("sec-fetch-site") == "cross-site":
             # Somebody else's page would have what is decided from now on put down to another.
             return _sign_in(site, request, 409, f"you are signed in as {now.name}; sign in here to change that")
-        # Only a path of ours: `//elsewhere` would be another host.
-        response = RedirectResponse(to if to.startswith("/") and to[1:2] not in ("/", "\\") else "/", 303)
+        response = RedirectResponse(to if is_ours(to) else "/", 303)
         response.set_cookie(
             site.access.cookie("session"),
             site.access.session(visitor),

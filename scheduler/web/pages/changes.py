@@ -12,7 +12,7 @@ from scheduler.approvals import Answer as Given
 from scheduler.reports.fingerprints import failed, fingerprint
 from scheduler.runs import Found, View, standing
 from scheduler.selection import Selection
-from scheduler.web.page import Asked, Handler, Way, Went, address
+from scheduler.web.page import Asked, Handler, Way, Went, address, is_ours
 from scheduler.web.site import Site
 from worker.contract.errors import ConflictFault, NotFoundFault, UsageFault
 from worker.contract.events import MessageKind
@@ -40,7 +40,7 @@ def changed(handler: Callable[[Site, Asked], Went]) -> Handler:
 def back(asked: Asked, to: str) -> str:
     """The page that the form was on, where it says so; only ever one of ours."""
     said = asked.form.get("to", "")
-    return said if said.startswith("/") and said[1:2] not in ("/", "\\") and said.isprintable() else to
+    return said if is_ours(said) else to
 
 
 def then(site: Site, told: str) -> str:
@@ -69,7 +69,7 @@ def _answer(given: Given) -> Handler:
         call, binding = asked.form.get("call", ""), asked.form.get("binding", "")
         if not call or len(binding) != DIGEST_CHARS:
             raise ConflictFault("this form does not say which call it was about", hint=AGAIN)
-        words = asked.form.get("reason", "").replace("\r\n", "\n").strip()
+        words = asked.words("reason")
         if given == "answered" and not words:
             raise UsageFault("an answer has words", hint="write one; or decline to answer")
         made = approvals.answer(
@@ -92,7 +92,7 @@ def _answer(given: Given) -> Handler:
 
 def _steer(site: Site, asked: Asked) -> Went:
     view = run_of(site, asked)
-    words = asked.form.get("message", "").replace("\r\n", "\n").strip()
+    words = asked.words("message")
     if not words:
         raise UsageFault("a message has words", hint="write what the model shall read")
     seen = asked.form.get("unseen", "")

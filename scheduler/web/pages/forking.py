@@ -67,7 +67,7 @@ def new_key() -> str:
 
 def begin(site: Site, asked: Asked) -> Went:
     view = run_of(site, asked)
-    made = prepared(site, view.task, asked, asked.form.get("message", ""))
+    made = prepared(site, view.task, asked, asked.words("message"))
     start(site, made, asked)
     run = made.batch.tasks[0].run
     said = then(site, f"it goes on from step {made.step} of {view.task.run} as soon as a worker is free")
@@ -91,7 +91,7 @@ def prepared(site: Site, task: Task, asked: Asked, message: str, step: int | Non
         raise UsageFault(f"{other} cannot be chosen on a page", hint=f"dawn fork {task.run} --model {other}")
     wish = Wish(
         step=step if step is not None else int(told) if told else LAST,
-        message=control.bounded(message.replace("\r\n", "\n").strip()),
+        message=control.bounded(message),
         limits=limits,
         model=other,
         allowed=frozenset({"model"} if other is not None else ()),

@@ -151,7 +151,7 @@ def decide(site: Site, asked: Asked) -> Went:
         raise UsageFault("say approved, rejected or changes")
     if len(patch) != DIGEST_CHARS or not (seen.isdecimal() and len(seen) < 9):
         raise ConflictFault("this form does not say which patch it was about", hint=AGAIN)
-    comment = asked.form.get("comment", "").replace("\r\n", "\n").strip()
+    comment = asked.words("comment")
     made = None
     if word == "changes":
         if not comment:
@@ -202,7 +202,7 @@ def decide_group(site: Site, asked: Asked) -> Went:
             f"{_named([one.target for one in left])}",
             hint="open them on the page of the groups, then decide",
         )
-    comment = asked.form.get("comment", "").replace("\r\n", "\n").strip()
+    comment = asked.words("comment")
 
     def say(run: str) -> str:
         """Why it is left out; "" where it was said, now or before."""
