@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from scheduler.runs import Found, runs_in
+from scheduler.runs import Found, marked_runs, runs_in
 from worker.contract.errors import ConflictFault, HintsFault, InvalidFault
 from worker.contract.events import MessageKind
 from worker.store.archive import Archive
@@ -81,7 +81,7 @@ def switch(
 ) -> list[str]:
     """Tell each of these that has a run left; returns the runs that it concerns. A whole batch is told as such, so
     that it counts for what is added to it too. at: UTC, ISO 8601. Raises StoreFault, IntegrityFault."""
-    marked = {key.removeprefix("open/") for key in archive.list("open/")}
+    marked = set(marked_runs(archive))
     left: dict[str, None] = {}
     for found in dict.fromkeys(to):
         if runs := [run for run in runs_in(archive, found) if run in marked]:
@@ -93,7 +93,7 @@ def switch(
 
 def open_runs(archive: Archive, found: Found) -> list[str]:
     """Its runs that have not ended. Raises ConflictFault when all have; as runs_in."""
-    marked = {key.removeprefix("open/") for key in archive.list("open/")}
+    marked = set(marked_runs(archive))
     left = [run for run in runs_in(archive, found) if run in marked]
     if not left:
         raise ConflictFault(f"{found.kind} {found.id} has ended", hint=f"see it: dawn status {found.id}")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from scheduler.planning.plan import Pool, Slots
 from scheduler.planning.why import Now
+from scheduler.runs import marked_runs
 from worker.store.archive import Archive
 from worker.store.hints import Hints, WorkerOffer
 
@@ -67,7 +68,7 @@ class Queues:
 
 def queues(archive: Archive, hints: Hints) -> Queues:
     """As of now. Raises StoreFault, HintsFault."""
-    runs = [key.removeprefix("open/") for key in archive.list("open/")]
+    runs = marked_runs(archive)
     held = hints.held([SCHEDULER, *(f"run:{run}" for run in runs)])
     return Queues(
         open=len(runs),

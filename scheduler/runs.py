@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Final, Literal, TypeVar
 
-from worker.contract.delivered import wants_delivery
+from worker.contract.delivered import readiness, wants_delivery
 from worker.contract.errors import ConflictFault, Fault, IntegrityFault, InvalidFault, NotFoundFault, VersionFault
 from worker.contract.events import read_json
 from worker.contract.hours import Shut, shut
@@ -73,6 +73,14 @@ class View:
         return self.task.prefix_of is not None and self.run.last_seq < 0
 
     @property
+    def awaits_review(self) -> bool:
+        """Whether its patch is delivered once a person approves it."""
+        after = self.after
+        if after is None:
+            return False
+        return readiness(self.task, self.run, after.review, asked=after.delivery.asked) == "review"
+
+    @property
     def place(self) -> str:
         """Which of its target's runs it is, "" for the only one that a submit made."""
         ordinal, candidates = self.task.ordinal, self.task.candidates
@@ -111,8 +119,8 @@ def _worth(run: Run) -> tuple[int, int, int]:
     rank = VERDICTS.index(sealed.verdict)
     if run.verdict is None:
         return rank, 0, 0
-    lines = sum(sum(changed) for changed in run.verdict.patch.files.values() if changed is not None)
-    return rank, lines, run.verdict.patch.bytes
+    patch = run.verdict.patch
+    return rank, patch.added + patch.removed, patch.bytes
 
 
 @dataclass(frozen=True)
@@ -258,6 +266,11 @@ def recent(archive: Archive) -> tuple[list[Listed], int]:
     return found, len(known) - len(found)
 
 
+def marked_runs(archive: Archive) -> list[str]:
+    """Runs that have the marker of an open one: not sealed, or with a patch to deliver. By id."""
+    return [key.removeprefix("open/") for key in archive.list("open/")]
+
+
 def open_batches(archive: Archive) -> set[str]:
     """Batches with a run that is not sealed. A marker whose task cannot be read is nobody's."""
 
@@ -267,8 +280,7 @@ def open_batches(archive: Archive) -> set[str]:
         except (NotFoundFault, IntegrityFault, VersionFault):
             return None
 
-    runs = [key.removeprefix("open/") for key in archive.list("open/")]
-    return {batch for batch in each(archive, batch_of, runs) if batch is not None}
+    return {batch for batch in each(archive, batch_of, marked_runs(archive)) if batch is not None}
 
 
 def _listed(archive: Archive, batch: str) -> Listed:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Final, get_args
 
-from scheduler.runs import Found, View, find, runs_in, standing, views
+from scheduler.runs import Found, View, find, marked_runs, runs_in, standing, views
 from worker.contract.errors import NotFoundFault, UsageFault
 from worker.contract.events import FailureClass, OutcomeName, VerdictName
 from worker.contract.run import FAILED_VERDICTS, Run, Status
@@ -99,7 +99,7 @@ def select(
     runs = [one.id for one in named if one.kind == "run"]
     if selection.batches or not named:
         whole += in_batches(archive, selection.batches) if selection.batches or within is None else sorted(within)
-    marked = {key.removeprefix("open/") for key in archive.list("open/")} if only_open else None
+    marked = set(marked_runs(archive)) if only_open else None
     found = _found(archive, dict.fromkeys(whole), dict.fromkeys(runs), marked, every=every)
     return list(islice((view for view in found if selection.matches(view)), selection.limit))
 

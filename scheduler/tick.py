@@ -42,6 +42,7 @@ from scheduler.planning.turns import Turns
 from scheduler.post import Post
 from scheduler.reports.reporting import Reporter, stands
 from scheduler.retry import complete_all
+from scheduler.runs import marked_runs
 from scheduler.schedules.firing import Firings
 from scheduler.seal import BY, seal
 from worker.contract import hours
@@ -209,8 +210,7 @@ class Scheduler:
             return
         if due:
             complete_all(self._archive)
-        marked = (key.removeprefix("open/") for key in self._archive.list("open/"))
-        found = [name for name in marked if name not in self._deliveries]
+        found = [name for name in marked_runs(self._archive) if name not in self._deliveries]
         self._set_aside(self._register.update(found, anew=due))
         self._submitted = submitted
         if due:

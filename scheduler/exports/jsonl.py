@@ -113,10 +113,9 @@ def _patch(view: View) -> PatchLine | None:
     verdict, sealed = view.run.verdict, view.run.sealed
     if verdict is None or sealed is None or PATCH not in sealed.artifacts:
         return None
-    changed = [lines for lines in verdict.patch.files.values() if lines is not None]
     return PatchLine(
         sha256=sealed.artifacts[PATCH],
         files=len(verdict.patch.files),
-        added=sum(added for added, _ in changed),
-        removed=sum(removed for _, removed in changed),
+        added=verdict.patch.added,
+        removed=verdict.patch.removed,
     )

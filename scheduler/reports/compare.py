@@ -173,9 +173,9 @@ def _by_file(patch: bytes) -> dict[str, list[str]]:
 def _changed(side: Side) -> str:
     if side.view.run.verdict is None:
         return "-"
-    files = side.view.run.verdict.patch.files
-    added, removed = (sum(lines[n] for lines in files.values() if lines is not None) for n in (0, 1))
-    return f"{len(files)} file{'' if len(files) == 1 else 's'}, +{added} -{removed}, {len(side.patch):,} bytes"
+    patch = side.view.run.verdict.patch
+    files = f"{len(patch.files)} file{'' if len(patch.files) == 1 else 's'}"
+    return f"{files}, +{patch.added} -{patch.removed}, {len(side.patch):,} bytes"
 
 
 def _checks(side: Side) -> Sequence[Any]:

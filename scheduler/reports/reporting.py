@@ -20,6 +20,7 @@ from scheduler.budget import Spending, spending_of_day
 from scheduler.planning.plan import Decision, Seen, Wait
 from scheduler.reports import kept, notify, pages
 from scheduler.reports.reported import Morning
+from scheduler.runs import marked_runs
 from worker.contract.errors import HintsFault, IntegrityFault, NotFoundFault, VersionFault
 from worker.contract.notify import Notify
 from worker.contract.settings import Settings
@@ -213,7 +214,7 @@ class Reporter:
 
     def _delivers(self, batch: str) -> bool:
         """Whether a run that is sealed is still open, because its patch is to go further."""
-        marked = {key.removeprefix("open/") for key in self.archive.list("open/")}
+        marked = set(marked_runs(self.archive))
         return any(member.run in marked for member in members(self.archive, batch))
 
     def _tell(self, batch: str, stored: kept.Stored, wanted: Notify, *, last_try: bool) -> bool:

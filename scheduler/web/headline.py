@@ -73,7 +73,7 @@ class _Counting:
 def head(site: Site, batch: str) -> Head:
     """Raises NotFoundFault for a batch that is not there, IntegrityFault, StoreFault."""
     named = names(site, batch)
-    marked = site.seen.answer("marked", lambda: {key.removeprefix("open/") for key in site.archive.list("open/")})
+    marked = site.seen.marked()
     still_open = sum(member.run in marked for member in named)
     n = site.seen.answer(("last report", batch), lambda: kept.last_number(site.archive, batch))
     brief = None if n < 0 else site.seen.answer(("brief", batch, n), lambda: _brief(site, batch, n), KEPT_S)

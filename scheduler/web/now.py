@@ -21,7 +21,6 @@ from worker.store.inbox import Control
 
 OPEN_MAX: Final = 2_000
 """Open runs that are folded for one page: whole batches, the newest first."""
-FRESH_S: Final = 1.0
 NAMED: Final = 5
 ASKED_CHARS: Final = 300
 
@@ -51,11 +50,11 @@ class Standing:
 
 def standing(site: Site) -> Standing:
     """As of now, at most a second old. Raises StoreFault, IntegrityFault."""
-    return site.seen.answer("standing", lambda: _standing(site), FRESH_S)
+    return site.seen.answer("standing", lambda: _standing(site))
 
 
 def _standing(site: Site) -> Standing:
-    marked = {key.removeprefix("open/") for key in site.archive.list("open/")}
+    marked = site.seen.marked()
     boards: list[Board] = []
     needs: list[Need] = []
     left_out: list[str] = []
@@ -108,7 +107,7 @@ def _need(view: View, budget: Spending | None) -> tuple[str, str] | None:
     if run.sealed is not None:
         if after is not None and after.delivery.state == "error":
             return "delivery", f"it could not be delivered: {after.delivery.detail}".rstrip(": ")
-        if after is not None and after.review == "pending" and _wants_review(view):
+        if after is not None and after.review == "pending" and view.awaits_review:
             return "review", "a patch waits for a review"
         return None
     if budget is not None and budget.holds(view):
@@ -118,13 +117,6 @@ def _need(view: View, budget: Spending | None) -> tuple[str, str] | None:
     if run.asked is not None:
         return run.asked.kind, _asked(run)
     return ("paused", f"paused: {run.waiting.detail}".rstrip(": ")) if run.waiting.waiting == "paused" else None
-
-
-def _wants_review(view: View) -> bool:
-    from worker.contract.delivered import readiness
-
-    asked = view.after is not None and view.after.delivery.asked
-    return view.after is not None and readiness(view.task, view.run, view.after.review, asked=asked) == "review"
 
 
 def _asked(run: Run) -> str:

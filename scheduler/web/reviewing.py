@@ -14,7 +14,7 @@ from scheduler.runs import BATCHES_SHOWN, READERS, UNREADABLE, VERDICTS, View, V
 from scheduler.web.patches import groups
 from scheduler.web.patches.groups import Member, gathered, grouped, opened_as
 from scheduler.web.site import Site
-from worker.contract.delivered import Review, patch_of, readiness, review_state
+from worker.contract.delivered import Review, patch_of, review_state
 from worker.contract.errors import NotFoundFault
 from worker.store.deliveries import read_reviews
 
@@ -156,21 +156,19 @@ def _row(view: View, state: str) -> Waiting:
     task, run = view.task, view.run
     assert run.sealed is not None, "_may_wait says so"
     verdict, patch = run.verdict, patch_of(run)
-    lines = [one for one in verdict.patch.files.values() if one is not None] if verdict else []
-    asked = view.after is not None and view.after.delivery.asked
     return Waiting(
         run=task.run,
         batch=task.batch,
         target=task.target,
         place=view.place,
         verdict=run.sealed.verdict or "",
-        wanted=view.after is not None and readiness(task, run, view.after.review, asked=asked) == "review",
+        wanted=view.awaits_review,
         stale=state == "stale",
         guards=len(verdict.guards) if verdict else 0,
         contradicted=len(run.sealed.contradictions),
         files=len(verdict.patch.files) if verdict else 0,
-        added=sum(one[0] for one in lines),
-        removed=sum(one[1] for one in lines),
+        added=verdict.patch.added if verdict else 0,
+        removed=verdict.patch.removed if verdict else 0,
         left_out=len(verdict.patch.left_out) if verdict else 0,
         ended_at=run.updated_at,
         patch=patch or "",

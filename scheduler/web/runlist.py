@@ -53,7 +53,6 @@ def row(view: View, budgets: Budgets) -> RunRow:
     """How a run stands in the table."""
     task, run = view.task, view.run
     sealed, verdict = run.sealed, run.verdict
-    lines = None if verdict is None else [one for one in verdict.patch.files.values() if one is not None]
     waits = "" if sealed is not None else rows.waits_for(view, budgets)
     return RunRow(
         run=task.run,
@@ -63,8 +62,8 @@ def row(view: View, budgets: Budgets) -> RunRow:
         verdict=(sealed.verdict if sealed is not None else None) or "",
         cls=sealed.failure.cls if sealed is not None and sealed.failure is not None else "",
         reason=str(sealed.failure) if sealed is not None and sealed.failure is not None else "",
-        added=None if lines is None else sum(one[0] for one in lines),
-        removed=None if lines is None else sum(one[1] for one in lines),
+        added=None if verdict is None else verdict.patch.added,
+        removed=None if verdict is None else verdict.patch.removed,
         files=0 if verdict is None else len(verdict.patch.files),
         steps=run.steps,
         cost_microusd=run.spent_microusd,

@@ -92,13 +92,17 @@ class Seen:
         """All batches, oldest first."""
         return self.answer("batches", lambda: runs.batches(self.archive))
 
+    def marked(self) -> set[str]:
+        """Runs that are open, or whose patch is not delivered."""
+        return self.answer("marked", lambda: set(runs.marked_runs(self.archive)))
+
     def open_batches(self) -> set[str]:
         """Those with a run that has not ended."""
         return self.answer("open", self._open)
 
     def _open(self) -> set[str]:
         """By the lists of the batches: the task of each open run would be a request each."""
-        marked = {key.removeprefix("open/") for key in self.archive.list("open/")}
+        marked = self.marked()
         return {one.batch for one in self.batches() if not marked.isdisjoint(one.runs)}
 
     def answer(self, name: Hashable, make: Callable[[], T], fresh_s: float = FRESH_S) -> T:

@@ -103,6 +103,15 @@ class PatchStat(Frozen):
     left_out: dict[str, str] = {}
     notes: tuple[str, ...] = ()
 
+    @property
+    def added(self) -> int:
+        """Lines, of all its files that are no binary ones."""
+        return sum(lines[0] for lines in self.files.values() if lines is not None)
+
+    @property
+    def removed(self) -> int:
+        return sum(lines[1] for lines in self.files.values() if lines is not None)
+
 
 class PlanItem(Frozen):
     """One line of the agent's plan."""

@@ -111,6 +111,4 @@ def _changed(run: Run) -> str:
     patch = run.verdict.patch if run.verdict is not None else None
     if patch is None:
         return "Changed"
-    counted = [lines for lines in patch.files.values() if lines is not None]
-    added, removed = sum(one[0] for one in counted), sum(one[1] for one in counted)
-    return f"Changed {len(patch.files)} file{'s' if len(patch.files) != 1 else ''}, +{added} -{removed}"
+    return f"Changed {len(patch.files)} file{'s' if len(patch.files) != 1 else ''}, +{patch.added} -{patch.removed}"

@@ -36,7 +36,7 @@ def approvals(site: Site, asked: Asked) -> Page:
 
 def open_questions(site: Site) -> list[Question]:
     """Of every run that has not ended: what asks has its marker."""
-    marked = site.seen.answer("marked", lambda: {key.removeprefix("open/") for key in site.archive.list("open/")})
+    marked = site.seen.marked()
     return cheapest([_kept(site, view) for view in site.seen.views(sorted(marked)).found if is_asking(view)])
 
 
