@@ -14,8 +14,8 @@ from scheduler.budget import Spending, spending
 from scheduler.reports import kept
 from scheduler.reports.morning import first_line
 from scheduler.web.site import Site
-from worker.contract.errors import Fault, NotFoundFault
-from worker.store.members import Member, members
+from worker.contract.errors import Fault
+from worker.store.members import Member
 
 LOG = structlog.get_logger()
 AT_ONCE: Final = 150
@@ -72,7 +72,7 @@ class _Counting:
 
 def head(site: Site, batch: str) -> Head:
     """Raises NotFoundFault for a batch that is not there, IntegrityFault, StoreFault."""
-    named = names(site, batch)
+    named = site.seen.named(batch)
     marked = site.seen.marked()
     still_open = sum(member.run in marked for member in named)
     n = site.seen.answer(("last report", batch), lambda: kept.last_number(site.archive, batch))
@@ -85,30 +85,17 @@ def head(site: Site, batch: str) -> Head:
     return Head(batch, sentence or quick, not sentence, "", len(named), targets, still_open, n)
 
 
-def names(site: Site, batch: str) -> list[Member]:
-    """All runs of a batch. Raises as head."""
-    return site.seen.answer(("named", batch), lambda: _named(site, batch))
-
-
 def count_now(site: Site, batch: str) -> None:
     """Count a batch, however large, while the caller waits: from then on its pages say what came of it. Raises as
     head."""
-    _counting(site, batch).last = count(site, batch, names(site, batch))
+    _counting(site, batch).last = count(site, batch, site.seen.named(batch))
     site.seen.answer(("begun", batch), lambda: None, AGAIN_S)
 
 
 def money(site: Site, batch: str) -> Spending | None:
     """What a batch spent of its budget, None without one, or while a large batch was not counted yet."""
-    named = names(site, batch)
+    named = site.seen.named(batch)
     return _count(site, batch, named).money if len(named) <= AT_ONCE else _counting(site, batch).last.money
-
-
-def _named(site: Site, batch: str) -> list[Member]:
-    try:
-        return members(site.archive, batch)
-    except NotFoundFault:
-        hint = "submit it again" if batch in set(site.archive.folders("batches/")) else "see all batches"
-        raise NotFoundFault(f"there is no batch {batch}, or its submit was cut off", hint=hint) from None
 
 
 def _brief(site: Site, batch: str, n: int) -> _Brief | None:

@@ -14,12 +14,13 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from scheduler import runs
-from scheduler.runs import UNREADABLE, Found, Listed, View, Views
+from scheduler.runs import UNREADABLE, Listed, View, Views
 from scheduler.web.journals.reading import Journals
-from worker.contract.errors import Fault, NotFoundFault
+from worker.contract.errors import Fault, IntegrityFault, NotFoundFault
 from worker.contract.events import digest
 from worker.store.archive import Archive
 from worker.store.inbox import Control
+from worker.store.members import Member, members
 from worker.store.skim import skimmed
 
 FRESH_S: Final = 1.0
@@ -86,7 +87,21 @@ class Seen:
         return self.views(self.members(batch))
 
     def members(self, batch: str) -> list[str]:
-        return self.answer(("members", batch), lambda: runs.runs_in(self.archive, Found("batch", batch)))
+        """Ids of all runs of a batch."""
+        return [member.run for member in self.named(batch)]
+
+    def named(self, batch: str) -> list[Member]:
+        """All runs of a batch, as it names them."""
+        return self.answer(("named", batch), lambda: self._named(batch))
+
+    def _named(self, batch: str) -> list[Member]:
+        try:
+            return members(self.archive, batch)
+        except NotFoundFault:
+            hint = "submit it again" if batch in set(self.archive.folders("batches/")) else "see all batches"
+            raise NotFoundFault(f"there is no batch {batch}, or its submit was cut off", hint=hint) from None
+        except IntegrityFault as fault:
+            raise IntegrityFault(fault.message, hint=f"look: dawn verify {batch}") from None
 
     def batches(self) -> list[Listed]:
         """All batches, oldest first."""

@@ -13,7 +13,7 @@ from typing import Final
 from scheduler.audit import Act
 from scheduler.reports import kept, pages
 from scheduler.runs import View
-from scheduler.web.headline import KEPT_S, Head, head, names
+from scheduler.web.headline import KEPT_S, Head, head
 from scheduler.web.journals.stories import stories
 from scheduler.web.journals.timeline import ACT_CHARS
 from scheduler.web.page import Asked, File, Page, Slice, Way, cut
@@ -67,7 +67,7 @@ def manifest(site: Site, asked: Asked) -> Page:
     note, added, gone = "", [], []
     if before:
         lines, note = _differences(_text(site, before), text)
-        then, now = ([member.target for member in names(site, one)] for one in (before, batch))
+        then, now = ([member.target for member in site.seen.named(one)] for one in (before, batch))
         added = [target for target in dict.fromkeys(now) if target not in set(then)]
         gone = [target for target in dict.fromkeys(then) if target not in set(now)]
     data = Papers(
@@ -137,7 +137,7 @@ class Activity:
 
 def activity(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    names(site, batch)  # raises for a batch that is not there
+    site.seen.named(batch)  # raises for a batch that is not there
     seen, told, top = site.seen.batch(batch), stories(site, batch), head(site, batch)
     acts = [*_by_batch(site, batch, top)]
     acts += _together((act, one.run, one.target) for one in told.told for act in one.acts)
@@ -208,7 +208,7 @@ def _told(view: View) -> Iterator[Done]:
 def report(site: Site, asked: Asked) -> File:
     """The last one that is stored; where there is none, what it would say now."""
     batch = asked.path["batch"]
-    names(site, batch)  # raises for a batch that is not there
+    site.seen.named(batch)  # raises for a batch that is not there
     last = kept.last_number(site.archive, batch)
     if last < 0:
         made = pages.html(kept.gather(site.archive, batch, at=site.stamp()))

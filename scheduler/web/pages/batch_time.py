@@ -18,7 +18,7 @@ from scheduler.reports.reported import SAID
 from scheduler.runs import View
 from scheduler.web import charts
 from scheduler.web.charts import Lane, Series, Shade
-from scheduler.web.headline import Head, head, names
+from scheduler.web.headline import Head, head
 from scheduler.web.journals import timeline
 from scheduler.web.journals.stories import stories
 from scheduler.web.page import Asked, Page, Way
@@ -47,7 +47,7 @@ class Timeline:
 
 def in_time(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    names(site, batch)  # raises for a batch that is not there
+    site.seen.named(batch)  # raises for a batch that is not there
     told, top, now = stories(site, batch), head(site, batch), site.now()
     lanes = tuple(timeline.lanes(told.told, now))
     times = [one.start for lane in lanes for one in lane.stretches]
@@ -65,7 +65,7 @@ def in_time(site: Site, asked: Asked) -> Page:
 
 def _window(site: Site, batch: str) -> Window | None:
     """The same in each of its tasks, so the first that can be read has it."""
-    for member in names(site, batch)[:8]:
+    for member in site.seen.named(batch)[:8]:
         try:
             return site.seen.view(member.run).task.window
         except (NotFoundFault, IntegrityFault):
@@ -143,7 +143,7 @@ class Spent:
 
 def spend(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    names(site, batch)  # raises for a batch that is not there
+    site.seen.named(batch)  # raises for a batch that is not there
     views, told, top = site.seen.batch(batch).found, stories(site, batch), head(site, batch)
     width, moments = timeline.spent_by(told.told, charts.BARS_DRAWN)
     costly = sorted(views, key=lambda view: -view.run.spent_microusd)[:COSTLIEST]

@@ -12,7 +12,7 @@ from scheduler.reports.reported import Group
 from scheduler.reports.rows import Budgets
 from scheduler.runs import UNREADABLE, standing
 from scheduler.selection import CLASSES, STATES
-from scheduler.web.headline import Head, head, money, names
+from scheduler.web.headline import Head, head, money
 from scheduler.web.page import PER_PAGE, Asked, Page, Slice, Way, cut
 from scheduler.web.runlist import RunRow, Wanted, row, wanted
 from scheduler.web.site import Site
@@ -90,7 +90,7 @@ class Filters:
 
 def runs(site: Site, asked: Asked) -> Page:
     batch, want = asked.path["batch"], wanted(asked.query)
-    named = names(site, batch)
+    named = site.seen.named(batch)
     found, part = _page(site, asked, named) if want.plain else _chosen(site, batch, asked, want, named)
     top = head(site, batch)  # after the rows: a large batch is counted behind the page from here on
     commands = [want.command(batch)]
@@ -154,7 +154,7 @@ class Failures:
 
 def failed(site: Site, asked: Asked) -> Page:
     batch = asked.path["batch"]
-    names(site, batch)  # raises for a batch that is not there
+    site.seen.named(batch)  # raises for a batch that is not there
     groups = tuple(failures(batch, standing(site.seen.batch(batch).found)))
     top = head(site, batch)  # after all were read, so that they are not read twice at once
     told = Failures(top, groups, sum(len(group.runs) for group in groups))
