@@ -123,7 +123,7 @@ def manifest(place: Path, *repos: str, command: str = FIX) -> Path:
 def test_a_broken_target_stops_no_other_and_a_second_submit_does_nothing(stack: Deployment, tmp_path: Path) -> None:
     """Two of three targets succeed, the exit code says that one failed; the same manifest again is a no-op."""
     repository(tmp_path / "a")
-    folder(tmp_path / "b")
+    (folder(tmp_path / "b") / "b").write_text("Another test's folder would be the same work, and reused.\n")
     batch = manifest(tmp_path, "a", "http://127.0.0.1:9/unreachable.git", "b")
     rows = stack.ran("submit", batch, code=4)
     assert [(row["outcome"], row["verdict"]) for row in rows] == [
