@@ -25,7 +25,7 @@ from worker.store.inbox import Control, Message
 from worker.store.journal import Journal
 from worker.store.mail import Mail, read_mail
 from worker.store.members import members
-from worker.store.skim import Parse, parsed_line
+from worker.store.skim import Along, Parse, parsed_line
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -190,15 +190,16 @@ def view(
     *,
     since: View | None = None,
     parse: Parse = parsed_line,
+    along: Along = iter,
 ) -> View:
     """One run. control: the messages to a batch, None to read them. since: an earlier look at it, from which only
-    what is new is read. parse: as Journal.read has it. Raises NotFoundFault, IntegrityFault, StoreFault as the
+    what is new is read. parse, along: as Journal has them. Raises NotFoundFault, IntegrityFault, StoreFault as the
     journal does."""
     journal = Journal(archive, run)
     if since is None:
-        folded, task = journal.load(parse=parse), journal.task()
+        folded, task = journal.load(parse=parse, along=along), journal.task()
     else:
-        folded, task = since.run if since.run.sealed else journal.load(since.run, parse), since.task
+        folded, task = since.run if since.run.sealed else journal.load(since.run, parse, along), since.task
     if folded.sealed is not None:
         return View(task, folded, Mail(folded), read_after(archive, folded) if wants_delivery(task) else None)
     mail = read_mail(archive, folded, task.batch, control)

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar
 from scheduler import runs
 from scheduler.runs import UNREADABLE, Listed, View, Views
 from scheduler.web.journals.reading import Journals
+from scheduler.web.journals.timeline import Story, Telling
 from worker.contract.errors import Fault, IntegrityFault, NotFoundFault
 from worker.contract.events import digest
 from worker.store.archive import Archive
@@ -30,10 +32,22 @@ MADE_SHARE: Final = 0.2
 """Of the time that may go into making one answer anew."""
 AGED_S: Final = 60.0
 """No answer is kept longer for that."""
-VIEWS_KEPT: Final = 10_000
+LOOKS_KEPT: Final = 10_000
 ANSWERS_KEPT: Final = 512
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A run as it was seen. telling: what its journal says of time; nobody lets it hear more."""
+
+    view: View
+    telling: Telling
+
+    @property
+    def story(self) -> Story:
+        return self.telling.story(self.view.task.run, self.view.task.target)
 
 
 @dataclass(frozen=True)
@@ -58,33 +72,45 @@ class Seen:
         self.archive = archive
         self.journals = Journals(archive)
         self._lock = threading.Lock()
-        self._views: OrderedDict[str, _Kept] = OrderedDict()
+        self._looked: OrderedDict[str, _Kept] = OrderedDict()
         self._answers: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._making: dict[Hashable, _Making] = {}
 
     def view(self, run: str) -> View:
         """One run, at most FRESH_S old."""
-        return self._view(run, None)
+        return self._look(run, None).view
 
     def views(self, names: Iterable[str]) -> Views:
         """Many runs, in their order; one that cannot be read hides no other."""
-        asked, control = list(names), cache(lambda batch: Control(self.archive, batch).read())
-
-        def look(run: str) -> View | Fault | None:
-            try:
-                return self._view(run, control)
-            except NotFoundFault:
-                return None
-            except UNREADABLE as fault:
-                return fault
-
-        seen = runs.each(self.archive, look, asked)
+        asked = list(names)
+        seen = self._looks(asked)
         damaged = {run: one.message for run, one in zip(asked, seen, strict=True) if isinstance(one, Fault)}
-        return Views([one for one in seen if isinstance(one, View)], damaged, seen.count(None))
+        return Views([one.view for one in seen if isinstance(one, _Look)], damaged, seen.count(None))
 
     def batch(self, batch: str) -> Views:
         """All runs of a batch."""
-        return self.views(self.members(batch))
+        with self._reading(batch):
+            return self.views(self.members(batch))
+
+    def stories(self, batch: str, most: int) -> list[Story]:
+        """What the first runs of a batch tell of time, of those that can be read."""
+        with self._reading(batch):
+            looks = self._looks(self.members(batch)[:most])
+        return [one.story for one in looks if isinstance(one, _Look)]
+
+    def ahead(self, batch: str) -> None:
+        """Begin to read all of a batch, behind a page that shows a part of it: who opened that sorts or filters it
+        next."""
+        reader = threading.Thread(target=self._ahead, args=(batch,), name=f"ahead-{batch}", daemon=True)
+        self.answer(("ahead", batch), reader.start, LASTING_S)
+
+    def _ahead(self, batch: str) -> None:
+        with suppress(Fault):  # the page that needs those runs meets it too, and tells it
+            self.batch(batch)
+
+    def _reading(self, batch: str) -> threading.Lock:
+        """Held while all of a batch is read: who comes meanwhile finds what was read, and reads nothing twice."""
+        return self.answer(("reading", batch), threading.Lock, LASTING_S + FRESH_S)
 
     def members(self, batch: str) -> list[str]:
         """Ids of all runs of a batch."""
@@ -161,9 +187,9 @@ class Seen:
                 del self._answers[name]
             for name in [name for name, making in self._making.items() if not making.lasting]:
                 del self._making[name]
-            for run, kept in self._views.items():
+            for run, kept in self._looked.items():
                 if kept.until_s != float("inf"):
-                    self._views[run] = _Kept(kept.value, 0.0)
+                    self._looked[run] = _Kept(kept.value, 0.0)
 
     def stamp(self, of: str) -> str:
         """Of `run:<id>`, `batch:<id>` or `all`: another text when something of it has changed."""
@@ -174,17 +200,33 @@ class Seen:
         told = [f"{one}{_stamp(self.batch(one).found)}" for one in sorted(names)]
         return digest("\n".join(told).encode())[:16]
 
-    def _view(self, run: str, control: Callable[[str], Any] | None) -> View:
+    def _looks(self, asked: list[str]) -> list[_Look | Fault | None]:
+        """None for a run that is not there."""
+        control = cache(lambda batch: Control(self.archive, batch).read())
+
+        def look(run: str) -> _Look | Fault | None:
+            try:
+                return self._look(run, control)
+            except NotFoundFault:
+                return None
+            except UNREADABLE as fault:
+                return fault
+
+        return runs.each(self.archive, look, asked)
+
+    def _look(self, run: str, control: Callable[[str], Any] | None) -> _Look:
         with self._lock:
-            kept = self._views.get(run)
+            kept = self._looked.get(run)
             if kept is not None:
-                self._views.move_to_end(run)
+                self._looked.move_to_end(run)
         if kept is not None and time.monotonic() < kept.until_s:
             return kept.value  # type: ignore[no-any-return]
-        view = runs.view(self.archive, run, control, since=None if kept is None else kept.value, parse=skimmed)
+        since, telling = (None, Telling()) if kept is None else (kept.value.view, kept.value.telling.further())
+        view = runs.view(self.archive, run, control, since=since, parse=skimmed, along=telling.along)
         final = view.run.sealed is not None and view.after is None
-        self._keep(self._views, run, view, float("inf") if final else FRESH_S, VIEWS_KEPT)
-        return view
+        look = _Look(view, telling)
+        self._keep(self._looked, run, look, float("inf") if final else FRESH_S, LOOKS_KEPT)
+        return look
 
     def _keep(self, where: OrderedDict[Any, _Kept], name: Hashable, value: object, fresh_s: float, most: int) -> None:
         with self._lock:

@@ -36,7 +36,7 @@ from worker.store import keys, rollup
 from worker.store.archive import Archive, is_near
 from worker.store.content import content_chunks, get_content, put_content
 from worker.store.evidence import Tally, evidence_problems
-from worker.store.skim import Parse, parsed_line
+from worker.store.skim import Along, Parse, parsed_line
 
 READERS = 8
 """Segments fetched at the same time, which hides an object store's round trips."""
@@ -140,10 +140,11 @@ class Journal:
                 prev = line[1]
                 yield line
 
-    def load(self, since: Run | None = None, parse: Parse = parsed_line) -> Run:
-        """The run after its last segment; with `since`, an earlier fold, only newer segments are read."""
+    def load(self, since: Run | None = None, parse: Parse = parsed_line, along: Along = iter) -> Run:
+        """The run after its last segment; with `since`, an earlier fold, only newer segments are read. along: hands
+        every line on, as it is read."""
         start = since or Run(id=self.run)
-        return fold(self.read(start.last_seq, prev=start.last_hash or None, parse=parse), start)
+        return fold(along(self.read(start.last_seq, prev=start.last_hash or None, parse=parse)), start)
 
     def append(
         self, run: Run, events: Iterable[Event], *, attempt: int | None, at: str, nonce: str | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from worker.contract.events import Record, digest, read_json
@@ -20,6 +20,8 @@ CUT: Final = "\n[cut here: the file of the segment has the rest]"
 
 Parse = Callable[[bytes], Line]
 """Makes a record of a line, or raises ValueError."""
+Along = Callable[[Iterator[Line]], Iterator[Line]]
+"""Hands on the lines that are read, each as it comes: whoever wants more of them than a fold hears them here."""
 
 _SUM: Final = b',"sum":"'
 _SUM_BYTES: Final = len(_SUM) + 64 + 1

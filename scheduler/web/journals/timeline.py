@@ -4,7 +4,7 @@ it spent when, and who did what. Pure. Refuses to keep a journal: what it makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -25,6 +25,7 @@ from worker.contract.events import (
     Unrecorded,
     Yielded,
 )
+from worker.contract.fork import Line
 from worker.contract.window import Window
 
 MINUTE_S: Final = 60
@@ -67,12 +68,12 @@ class Story:
     marks: tuple[Mark, ...] = ()
     spent: tuple[tuple[int, int], ...] = ()
     acts: tuple[Act, ...] = ()
-    sealed: bool = False
 
 
 @dataclass
-class _Telling:
-    """attempts: the last one may go on. last: when the run was last heard of."""
+class Telling:
+    """What the records of a run tell of time, heard in their order. attempts: the last one may go on. last: when the
+    run was last heard of."""
 
     attempts: list[Attempt] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -80,7 +81,21 @@ class _Telling:
     acts: list[Act] = field(default_factory=list)
     open: bool = False
     last: float = 0.0
-    sealed: bool = False
+
+    def further(self) -> Telling:
+        """One that goes on from here, and leaves this one as it is."""
+        return Telling([*self.attempts], [*self.marks], {**self.spent}, [*self.acts], self.open, self.last)
+
+    def along(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """Hear the lines that somebody reads."""
+        for record, line_hash in lines:
+            self.hear(record)
+            yield record, line_hash
+
+    def story(self, run: str, target: str) -> Story:
+        """What was heard so far."""
+        spent = tuple(sorted((minute, cost) for minute, cost in self.spent.items() if cost))
+        return Story(run, target, tuple(self.attempts), tuple(self.marks), spent, tuple(self.acts))
 
     def hear(self, record: Record) -> None:
         now = seconds(record.at)
@@ -116,7 +131,6 @@ class _Telling:
         self.last = now
 
     def _seal(self, event: Sealed, now: float, *, by_worker: bool) -> None:
-        self.sealed = True
         if self.open and not by_worker:
             self._end(self.last, "lost with its worker", "crash")
         kind, how = colour(event)
@@ -137,22 +151,6 @@ def _told_elsewhere(record: Record) -> bool:
     """Of what was said to the whole batch each of its runs has a line; how a run ended is no person's act."""
     event = record.event
     return isinstance(event, Sealed) or (isinstance(event, Steered) and event.scope == "batch")
-
-
-def story(run: str, target: str, records: Iterable[Record]) -> Story:
-    """What these records of a run, its first to its last, tell of time."""
-    telling = _Telling()
-    for record in records:
-        telling.hear(record)
-    return Story(
-        run,
-        target,
-        tuple(telling.attempts),
-        tuple(telling.marks),
-        tuple(sorted((minute, cost) for minute, cost in telling.spent.items() if cost)),
-        tuple(telling.acts),
-        telling.sealed,
-    )
 
 
 def colour(sealed: Sealed) -> tuple[str, str]:

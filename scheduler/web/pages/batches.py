@@ -92,7 +92,9 @@ def runs(site: Site, asked: Asked) -> Page:
     batch, want = asked.path["batch"], wanted(asked.query)
     named = site.seen.named(batch)
     found, part = _page(site, asked, named) if want.plain else _chosen(site, batch, asked, want, named)
-    top = head(site, batch)  # after the rows: a large batch is counted behind the page from here on
+    top = head(site, batch)  # after the rows: a large batch is counted and read behind the page from here on
+    if len(named) > ROWS_SHOWN:
+        site.seen.ahead(batch)
     commands = [want.command(batch)]
     if not want.every:
         commands.append(" ".join(["dawn retry", shlex.quote(batch), *(want.options() or ["--failed"])]))
