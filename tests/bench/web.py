@@ -2,8 +2,9 @@
 
 The archive is scripted: journals as a worker would have written them, without fsync between them. A server of its own
 process answers over a socket, as `dawn web` does. *cold* is the first answer of a process that has just started and
-has read nothing, *warm* the median of later ones. Beside the time that passed stands the server's processor time,
-which others on the machine disturb less. Prints JSON.
+has read nothing, *behind* the first one of a process whose reader has had the batch's first page for PAUSE_S, *warm*
+the median of later ones. Beside the time that passed stands the server's processor time, which others on the machine
+disturb less. With --s3 the archive lies in a SeaweedFS of its own. Prints JSON.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from conftest import s3_settings, seaweed_server
+from deployments import s3_environment
 from runs_made import claimed, replied
 
 from scheduler.enqueue import targets_json
@@ -51,6 +57,8 @@ from worker.store.archive import open_archive
 BATCH = "bench-0123456789ab"
 RUNS, STEPS = 1_000, 12
 TIMES, TIMES_SHORT = 15, 5
+PAUSE_S = 8
+WRITERS = 16
 PAGES = {
     "runs": f"/batches/{BATCH}",
     "its last page": f"/batches/{BATCH}?page={{last}}",
@@ -131,12 +139,12 @@ def put(root: Path, key: str, data: bytes) -> None:
 class Server:
     """The pages in a process of their own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, url: str) -> None:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
         self.port = self._socket.getsockname()[1]
-        words = [sys.executable, __file__, "--serve", str(self._socket.fileno()), str(root)]
+        words = [sys.executable, __file__, "--serve", str(self._socket.fileno()), url]
         self._process = subprocess.Popen(words, pass_fds=[self._socket.fileno()])
         self.cookie = ""
         self._sign_in()
@@ -174,7 +182,7 @@ class Server:
         self._socket.close()
 
 
-def serve(descriptor: int, root: str) -> None:
+def serve(descriptor: int, url: str) -> None:
     import uvicorn
 
     from scheduler.web.door.access import Access, Token
@@ -183,18 +191,25 @@ def serve(descriptor: int, root: str) -> None:
     from scheduler.web.site import Site
 
     listening = socket.socket(fileno=descriptor)
-    archive = open_archive(f"file://{root}", Settings())
+    archive = open_archive(url, Settings())
     site = Site(archive, Seen(archive), Access(os.urandom(32), (Token("look", "bench", "viewer"),)))
     app = create(site, {f"127.0.0.1:{listening.getsockname()[1]}"})
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def measure(root: Path, count: int, times: int) -> dict[str, Any]:
+def measure(url: str, count: int, times: int) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, pattern in PAGES.items():
         path = pattern.replace("{last}", str(-(-count // 100)))
-        server = Server(root)
+        server = Server(url)
+        try:
+            server.get(PAGES["runs"])
+            time.sleep(PAUSE_S)
+            behind_ms = server.get(path)[0]
+        finally:
+            server.end()
+        server = Server(url)
         try:
             before_ms = server.spent_ms()
             cold_ms, body = server.get(path)
@@ -210,6 +225,7 @@ def measure(root: Path, count: int, times: int) -> dict[str, Any]:
                 "cold_ms": round(cold_ms),
                 "cold_cpu_ms": round(cold_cpu_ms),
                 "with_its_sentence_ms": round(complete_ms),
+                "behind_ms": round(behind_ms),
                 "warm_ms": round(statistics.median(warm)),
                 "warm_cpu_ms": round((server.spent_ms() - before_ms) / times),
                 "page_kib": len(body) // 1024,
@@ -220,12 +236,33 @@ def measure(root: Path, count: int, times: int) -> dict[str, Any]:
     return told
 
 
+@contextmanager
+def placed(root: Path, on_s3: bool) -> Iterator[str]:
+    """The address of the archive in this folder, or of a copy of it in a bucket."""
+    if not on_s3:
+        yield root.as_uri()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        server, port = seaweed_server(Path(folder))
+        server.start()
+        try:
+            os.environ.update(s3_environment(s3_settings(port)))
+            archive = open_archive("s3://dawn/bench", Settings())
+            files = [path for path in root.rglob("*") if path.is_file()]
+            with ThreadPoolExecutor(WRITERS) as pool:
+                list(pool.map(lambda path: archive.create(path.relative_to(root).as_posix(), path), files))
+            yield archive.url
+        finally:
+            server.kill()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--serve", nargs=2, metavar=("DESCRIPTOR", "FOLDER"))
+    parser.add_argument("--serve", nargs=2, metavar=("DESCRIPTOR", "ARCHIVE"))
     parser.add_argument("--short", action="store_true", help="fewer runs and answers")
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--folder", help="where the archives are made; in memory the disk has no say")
+    parser.add_argument("--s3", action="store_true", help="read it from a bucket")
     asked = parser.parse_args()
     if asked.serve:
         serve(int(asked.serve[0]), asked.serve[1])
@@ -237,9 +274,10 @@ def main() -> None:
             root = Path(folder) / "archive"
             write(root, count, STEPS, still_open=still_open)
             if reported:
-                archive = open_archive(f"file://{root}", Settings())
+                archive = open_archive(root.as_uri(), Settings())
                 kept.store(archive, kept.gather(archive, BATCH, at="2026-11-30T08:00:00.000+00:00"))
-            told[name] = measure(root, count, times)
+            with placed(root, asked.s3) as url:
+                told[name] = measure(url, count, times)
     print(json.dumps(told, indent=2))
 
 
