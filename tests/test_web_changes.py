@@ -260,6 +260,7 @@ CHANGES = [
         for deed in ("approve", "deny", "answer", "steer", "cancel", "pause", "unpause", "fork", "review")
     ),
     *(f"/batches/{BATCH}/{deed}" for deed in ("retry", "cancel", "pause", "unpause", "budget", "review-group")),
+    "/approvals/decide",
 ]
 
 

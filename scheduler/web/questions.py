@@ -13,7 +13,7 @@ from scheduler import approvals
 from scheduler.runs import View
 from scheduler.web.exact import Exact, exact
 from worker.contract.errors import IntegrityFault, NotFoundFault
-from worker.contract.events import Observed, Record, Replied, ToolCall
+from worker.contract.events import Asked, Observed, Record, Replied, ToolCall, canonical, digest
 from worker.contract.pattern import found
 from worker.contract.task import OwnTool, PolicyRule, Task
 from worker.store import keys
@@ -66,6 +66,7 @@ class Question:
     command: the whole text that a shell would run, None for a tool that runs none. script: of a tool that the task
     brings, which gets the arguments. effect_why: what makes it so. rule: what of the task's policy asked, "" where it
     was the written list or the deployment's hook. since, until: UTC. unread: what could not be read of the context.
+    same: what asks exactly the same has the same, "" for what stands alone.
     """
 
     run: str
@@ -93,6 +94,7 @@ class Question:
     commands: tuple[str, ...]
     paused: bool = False
     unread: str = ""
+    same: str = ""
     cost: tuple[int, int, str] = field(default=(0, 0, ""), compare=False)
     """What it costs a person, the cheapest least: see `cheapest`."""
 
@@ -128,6 +130,7 @@ def question(archive: Archive, view: View) -> Question:
     except (IntegrityFault, NotFoundFault) as fault:
         context, unread = Context(), fault.message
     rest = tuple(one for one in arguments if command is None or one.name != "command")
+    rule = _rule(task, call, asked.question)
     size = len(call.arguments) + (len(own.command) if own is not None else 0)
     return Question(
         run=run.id,
@@ -148,15 +151,28 @@ def question(archive: Archive, view: View) -> Question:
         script=None if own is None else exact(own.command),
         effect=effect,
         effect_why=why,
-        rule=_rule(task, call, asked.question),
+        rule=rule,
         since=run.updated_at,
         until=(run.waiting.until if run.waiting is not None else None) or "",
         context=context,
         commands=tuple(approvals.commands(run.id, asked)),
         paused=bool(view.mail.paused_by),
         unread=unread,
+        same=_same(task, call, asked, own, (effect, why, rule)),
         cost=(_rank(asked.kind, effect), _length(size), run.updated_at),
     )
+
+
+def _same(task: Task, call: ToolCall, asked: Asked, own: OwnTool | None, told: tuple[str, ...]) -> str:
+    """A digest of all that a page says once of equal calls, and of what their tasks add to what would run; arguments
+    to the byte, since nothing may be approved that was not shown. An answer in words is to one run: "" for these."""
+    if asked.kind != "approval" or not call.name:
+        return ""
+    adds = [own.command] if own is not None else []
+    if call.name == "run_checks":
+        adds = [word for check in task.checks for word in (check.name, check.command)]
+    without_model = task.model == "none"  # a denial ends such a run
+    return digest(canonical([call.name, call.arguments, asked.question, told, without_model, adds]))
 
 
 def cheapest(questions: list[Question]) -> list[Question]:

@@ -4,7 +4,6 @@ plane, and says what came of it. Refuses to hold a deed itself, and to decide on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from scheduler import approvals, budget, control, retry
@@ -12,7 +11,7 @@ from scheduler.approvals import Answer as Given
 from scheduler.reports.fingerprints import failed, fingerprint
 from scheduler.runs import Found, View, standing
 from scheduler.selection import Selection
-from scheduler.web.page import Asked, Handler, Way, Went, address, is_ours
+from scheduler.web.page import Answer, Asked, Handler, Way, Went, address, is_ours
 from scheduler.web.site import Site
 from worker.contract.errors import ConflictFault, NotFoundFault, UsageFault
 from worker.contract.events import MessageKind
@@ -25,10 +24,10 @@ AGAIN: Final = "load the page again, look, and decide then"
 LATER: Final = "no stack is running; when one starts, "
 
 
-def changed(handler: Callable[[Site, Asked], Went]) -> Handler:
+def changed(handler: Handler) -> Handler:
     """A handler after which everything is looked at again: whoever decided shall see it."""
 
-    def handled(site: Site, asked: Asked) -> Went:
+    def handled(site: Site, asked: Asked) -> Answer:
         try:
             return handler(site, asked)
         finally:
