@@ -15,6 +15,7 @@ from webs import site_of
 from worker.contract.surroundings import Environment
 from worker.store.archive import Archive
 from worker.store.decisions import read_decision
+from worker.store.deliveries import read_reviews
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -56,6 +57,43 @@ def test_keys_lead_through_the_queue_and_one_slip_approves_nothing(
         window.check()
 
 
+def test_a_comment_is_not_left_behind_unasked(
+    archive: Archive,
+    ran: Any,  # noqa: F811
+    open_window: Open,
+) -> None:
+    """A key or a link that would lead on from a comment that is not sent: the browser asks, and keeps it. Nothing is
+    asked of who sends it, or has written none."""
+    for run in ("cart", "shop", "till"):
+        ran(run, SHOP)
+    name_runs(archive, {run: run for run in ("cart", "shop", "till")})
+    with served(site_of(archive)) as origin:
+        window = open_window(origin).sign_in()
+        page = window.go("/review/cart")
+        window.press("j")
+        page.wait_for_url("**/review/shop")
+        comment = page.locator("textarea[name=comment]")
+        page.keyboard.press("c")
+        page.keyboard.type("jk: all right")
+        page.keyboard.press("Escape")
+
+        with page.expect_event("dialog") as asked:
+            page.keyboard.press("j")
+        assert asked.value.type == "beforeunload"
+        with page.expect_event("dialog"):
+            page.get_by_role("link", name="Queue", exact=True).first.click()
+        assert page.url.endswith("/review/shop")
+        expect(comment).to_have_value("jk: all right")
+        assert [one.partition(":")[0] for one in window.faults] == ["dialog", "dialog"]
+        window.faults.clear()
+
+        page.keyboard.press("Escape")
+        page.keyboard.press("a")
+        window.press("a")
+        assert said(archive, "shop") == [("approved", "rosa@here")]
+        assert [one.comment for one in read_reviews(archive, "shop")] == ["jk: all right"]
+
+
 def test_a_thumb_approves_on_a_phone(make_run: Make, archive: Archive, open_window: Open) -> None:
     """At 360 pixels nothing is wider than the screen, a button is 44 high, and what was shown is decided."""
     word = "x" * 300
@@ -86,8 +124,9 @@ def test_pages_that_decide_shut_nobody_out(
 ) -> None:
     """No serious fault of accessibility, light and dark, and at 360 pixels nothing is wider than the screen."""
     ran("cart", SHOP)
-    make_run("till", claimed(), *asks(HOSTILE), target="till", model="anthropic/some", prompt="Fix it.")
-    name_runs(archive, {"cart": "cart", "till": "till"})
+    for run in ("shop", "till"):  # one card of both
+        make_run(run, claimed(), *asks(HOSTILE), target=run, model="anthropic/some", prompt="Fix it.")
+    name_runs(archive, {"cart": "cart", "shop": "shop", "till": "till"})
     pages = ("/approvals", "/review", "/review/cart", "/runs/till/decide", "/runs/cart/decide", "/runs/cart/fork")
     found = []
     with served(site_of(archive)) as origin:

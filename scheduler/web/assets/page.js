@@ -8,11 +8,19 @@ document.addEventListener("click", (event) => {
     setTimeout(() => { button.textContent = label; }, 1500);
   });
 });
-// What somebody writes a decision about does not change while they write: the page says that there is news.
+// What somebody writes is not lost without a word. The page does not change under it, and says that there is news; where
+// a key, a link or a closed tab would leave it behind, the browser asks first. What is being sent is not left behind.
+const unsent = (form) =>
+  [...document.querySelectorAll('form[method="post"] textarea')].some(
+    (one) => one.form !== form && one.value !== one.defaultValue);
 document.addEventListener("htmx:before:request", (event) => {
-  const main = document.getElementById("main");
-  const written = main.querySelectorAll('form[method="post"] textarea');
-  if (event.target !== main || ![...written].some((one) => one.value !== one.defaultValue)) return;
+  if (event.target !== document.getElementById("main") || !unsent(null)) return;
   event.preventDefault();
   document.getElementById("changed").hidden = false;
+});
+let sent = null;
+document.addEventListener("submit", (event) => { sent = event.target; });
+addEventListener("beforeunload", (event) => {
+  if (unsent(sent)) event.preventDefault();
+  sent = null;
 });
