@@ -27,7 +27,7 @@ from scheduler.enqueue import targets_json
 from scheduler.stack import Stack
 from scheduler.web.door import server
 from scheduler.web.door.deployment import Redis, archive_address
-from worker.contract.errors import NotFoundFault, UsageFault
+from worker.contract.errors import ExitCode, NotFoundFault, UsageFault
 from worker.contract.settings import Settings
 from worker.store import keys
 from worker.store.archive import Archive
@@ -98,6 +98,29 @@ def test_the_pages_of_a_deployment_open_without_a_stack(tmp_path: Path, archive:
     kept = tmp_path / "state" / "web.json"
     assert kept.stat().st_mode & 0o077 == 0
     assert json.loads(kept.read_text())["viewer"] in read
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("DAWN_WEB_TOKENS", "{}/tokens", "others may read"),
+        ("DAWN_ARCHIVE", "ftp://nowhere", "unknown archive address"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_told_before_any_address(
+    name: str, value: str, told: str, tmp_path: Path
+) -> None:
+    """Nobody opens an address that nothing answers, as with a file of tokens that others may read."""
+    (tmp_path / "tokens").write_text("rosa reviewer 0123456789abcdef\n")
+    (tmp_path / "tokens").chmod(0o644)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DAWN_")}
+    env = {**clean, "DAWN_STATE_DIR": str(tmp_path / "state"), name: value.format(tmp_path)}
+    done = subprocess.run(
+        [program("dawn"), "web", "--port", "0"], env=env, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+    assert told in done.stderr
+    assert "pages of" not in done.stderr
 
 
 def test_a_bundle_opens_alone(tmp_path: Path, archive: Archive, make_run: Make) -> None:

@@ -223,6 +223,41 @@ def test_a_proxy_is_believed_only_where_that_is_switched_on(archive: Archive) ->
     assert "rosa, reviewer" in told.text
 
 
+@pytest.mark.parametrize(
+    ("header", "peer", "told", "secure"),
+    [
+        ("X-Forwarded-User", "127.0.0.1", ["https"], True),
+        ("X-Forwarded-User", "127.0.0.1", ["http"], False),
+        ("X-Forwarded-User", "127.0.0.1", [], False),
+        ("X-Forwarded-User", "127.0.0.1", ["https", "https"], False),
+        ("X-Forwarded-User", "10.1.2.3", ["https"], False),
+        ("", "127.0.0.1", ["https"], False),
+    ],
+)
+def test_cookies_are_secure_behind_a_proxy_with_tls(
+    archive: Archive, header: str, peer: str, told: list[str], secure: bool
+) -> None:
+    """Where a proxy that is believed says that the browser came by TLS, no cookie goes over the wire without: neither
+    the session nor what a page says and remembers. Nobody else is believed."""
+
+    def opened(_: Site, __: Asked) -> Page:
+        return Page("problem.html", "Here", {"status": 200, "message": "here", "hint": ""}, opened="it")
+
+    ways = (Way("/act", _went, changes=True), Way("/it", opened), Way("/", _text))
+    site = site_of(archive, access=Access(b"k" * 32, TOKENS, identity_header=header))
+    client = TestClient(create(site, {HOST}, ways), base_url=ORIGIN, client=(peer, 5_000), follow_redirects=False)
+    headers = [("x-forwarded-proto", one) for one in told]
+    answers = [client.get("/enter", params={"token": "decide"}, headers=headers)]
+    session = answers[0].cookies[site.access.cookie("session")]
+    headers.append(("cookie", f"{site.access.cookie('session')}={session}"))
+    token = site.access.form_token(Visitor(TOKENS[1].name, TOKENS[1].role), session)
+    answers.append(client.get("/it", headers=headers))
+    answers.append(client.post("/act", data={"form_token": token}, headers=[*headers, ("origin", ORIGIN)]))
+    kept = [answer.headers["set-cookie"].lower() for answer in answers]
+    assert ["secure" in one for one in kept] == [secure] * 3
+    assert all("httponly" in one and "samesite=lax" in one for one in kept)
+
+
 def test_words_of_strangers_are_text(site: Site) -> None:
     """T68: a title that would end a script is shown, and is no element; control characters are written out."""
     page = Page("problem.html", HOSTILE, {"status": 200, "message": "\x1b[31m<img src=x>\u202e", "hint": ""})

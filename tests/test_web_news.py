@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from runs_made import Make, claimed, ended, name_runs, replied
 from starlette.testclient import TestClient
 
 from scheduler.web.door import news
+from scheduler.web.page import Visitor
 from scheduler.web.site import Site
 from worker.contract.events import Event, Observation, Observed
 from worker.store.archive import Archive
@@ -26,12 +28,17 @@ Visit = Callable[..., TestClient]
 HEADERS = {"last-event-id": "what-nobody-saw"}
 
 
+def signed_in(origin: str, token: str) -> urllib.request.OpenerDirector:
+    """Somebody's browser, as far as it matters here."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    opener.open(f"{origin}/enter?token={token}", timeout=60).close()
+    return opener
+
+
 @pytest.fixture
 def opened(origin: str) -> Iterator[Callable[..., Any]]:
     """opened(path, **headers): a response that is still being sent, of somebody who is signed in."""
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-    opener.open(f"{origin}/enter?token=look", timeout=60).close()
-    made = []
+    opener, made = signed_in(origin, "look"), []
 
     def opened(path: str, headers: dict[str, str] | None = None) -> Any:
         made.append(opener.open(urllib.request.Request(origin + path, headers=headers or {}), timeout=60))
@@ -121,6 +128,44 @@ def test_listeners_are_bounded(opened: Callable[..., Any], monkeypatch: pytest.M
     assert refused.value.code == 503
 
 
+def test_one_visitor_leaves_places_for_others(
+    site: Site, origin: str, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has their share is told when to ask again, signed in anew or not; another still listens, and one page that
+    is closed makes room."""
+    monkeypatch.setattr(news, "LISTENERS_EACH", 2)
+    held = [opened("/news?of=all") for _ in range(2)]
+    assert [one.readline() for one in held] == [b": begun\n"] * 2
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        opened("/news?of=all")
+    assert (refused.value.code, refused.value.headers["retry-after"]) == (503, str(news.AGAIN_S))
+    again = signed_in(origin, "look")
+    with pytest.raises(urllib.error.HTTPError):
+        again.open(f"{origin}/news?of=all", timeout=60)
+    assert again.open(f"{origin}/batches", timeout=60).status == 200
+    with signed_in(origin, "decide").open(f"{origin}/news?of=all", timeout=60) as other:
+        assert other.readline() == b": begun\n"
+        held[0].close()
+        wait_for(lambda: site.news.listeners == 2)
+        assert opened("/news?of=all").readline() == b": begun\n"
+
+
+def test_who_asks_at_the_same_moment_gets_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place is taken where the stream begins: of two that both saw it free, one ends at once."""
+    monkeypatch.setattr(news, "LISTENERS_EACH", 1)
+
+    async def both() -> list[list[bytes]]:
+        who = Visitor("vera", "viewer")
+        streams = [site.news.listen(site, who, "all", "") for _ in range(2)]
+        first = [await anext(streams[0])]
+        second = [part async for part in streams[1]]
+        await streams[0].aclose()
+        return [first, second]
+
+    assert asyncio.run(both()) == [[b": begun\n\n"], []]
+    assert site.news.listeners == 0
+
+
 @pytest.mark.parametrize(("of", "status"), [("", 400), ("run:../x", 400), ("run:nobody", 404), ("batch:a/b", 400)])
 def test_what_is_not_there_has_no_news(visit: Visit, of: str, status: int) -> None:
     """A word that is no run, and one that leads out of the archive, are refused."""
@@ -153,9 +198,7 @@ def test_a_stranger_hears_nothing(visit: Visit) -> None:
 def test_a_server_that_ends_lets_its_listeners_go(site: Site) -> None:
     """No open page keeps it from ending."""
     with served(site) as origin:
-        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-        opener.open(f"{origin}/enter?token=look", timeout=60).close()
-        response = opener.open(f"{origin}/news?of=all", timeout=60)
+        response = signed_in(origin, "look").open(f"{origin}/news?of=all", timeout=60)
         assert response.readline() == b": begun\n"
     assert b"event" not in response.read()
 
@@ -190,6 +233,33 @@ def test_an_open_page_brings_itself_up_to_date(
     assert page.is_checked("input[name=all]")
     assert page.evaluate("document.activeElement.name") == "repo"
     window.check()
+
+
+@pytest.mark.full
+def test_a_page_that_was_refused_listens_later(
+    site: Site, origin: str, archive: Archive, make_run: Make, open_window: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a visitor has too many pages open the next one is shown all the same, and hears news as soon as one of
+    them is closed, without being loaded again."""
+    monkeypatch.setattr(news, "LISTENERS_EACH", 1)
+    name_runs(archive, {"r1": "cart"})
+    make_run("r1", claimed())
+    other = signed_in(origin, "look").open(f"{origin}/news?of=all", timeout=60)
+    assert other.readline() == b": begun\n"
+    window = open_window(origin).sign_in("look")
+    window.page.clock.install()
+    with window.page.expect_response(lambda answer: "/news" in answer.url) as refused:
+        page = window.page
+        page.goto(f"{origin}/batches/night-0123456789ab")
+    assert refused.value.status == 503
+    other.close()
+    wait_for(lambda: site.news.listeners == 0)
+    page.clock.fast_forward(news.AGAIN_S * 1_000)
+    listening(page)
+    append(archive, "r1", *ended(verdict="verified"))
+    page.wait_for_selector("table .s-verified")
+    assert all("503" in fault for fault in window.faults)
+    window.faults.clear()
 
 
 @pytest.mark.full

@@ -53,10 +53,12 @@ def web(
             return
         where = where.model_copy(update={} if host is None else {"web_host": host})
         listening = listen(where, port)
-        keys = server.kept_keys(where.state_dir)
-        terminal.say(f"pages of {where.archive_url}; Ctrl-C ends them")
-        announce(where, listening, ("to read", keys.viewer), ("to decide", keys.reviewer))
-        server.serve_deployment(where, listening, edge.actor(), pressed)
+
+        def tell(keys: server.Keys) -> None:
+            terminal.say(f"pages of {where.archive_url}; Ctrl-C ends them")
+            announce(where, listening, ("to read", keys.viewer), ("to decide", keys.reviewer))
+
+        server.serve_deployment(where, listening, edge.actor(), pressed, tell)
 
 
 def view(

@@ -11,7 +11,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Final
@@ -73,7 +73,7 @@ class Access:
     def visitor(self, cookie: str, headers: Mapping[str, str], peer: str = "") -> Visitor | None:
         """Who asks; None for nobody that is known. headers: with names in lower case. peer: the address that the
         request came from."""
-        if self.identity_header and self._is_proxy(peer):
+        if self._believes(peer):
             name = headers.get(self.identity_header.lower(), "").strip()
             if name and name.isprintable() and len(name) <= 200:
                 return Visitor(name, "reviewer" if name in self.reviewers else "viewer")
@@ -128,7 +128,13 @@ class Access:
             del of[0]
         return cookie
 
-    def _is_proxy(self, peer: str) -> bool:
+    def is_https(self, told: Sequence[str], peer: str) -> bool:
+        """Whether the browser came by TLS, as far as a proxy that is believed says so: all that it said of it."""
+        return [one.lower() for one in told] == ["https"] and self._believes(peer)
+
+    def _believes(self, peer: str) -> bool:
+        if not self.identity_header:
+            return False
         try:
             address = ip_address(peer)
         except ValueError:

@@ -127,7 +127,7 @@ async def _answered(site: Site, way: Way, asked: Asked, request: Request) -> Res
         if isinstance(answer, File):
             return _sent(answer)
         if isinstance(answer, Went):
-            return _went(site, answer)
+            return _went(site, request, answer)
         return await run_in_threadpool(_shown, site, request, asked.visitor, answer)
     except Fault as fault:
         status = next(status for kind, status in STATUS if isinstance(fault, kind))
@@ -160,20 +160,32 @@ def _shown(site: Site, request: Request, visitor: Visitor, page: Page) -> Respon
     )
     response = Response(render.html(page, around), page.status, media_type="text/html")
     if said:
-        response.delete_cookie(site.access.cookie("said"), path="/", httponly=True, samesite="lax")
+        _keep(site, request, response, "said", "", 0)
     if page.opened and request.method == "GET":
         seen = site.access.with_opened(visitor, _opened(site, visitor, request), page.opened)
-        response.set_cookie(site.access.cookie("opened"), seen, httponly=True, samesite="lax", path="/")
+        _keep(site, request, response, "opened", seen)
     return response
 
 
-def _went(site: Site, answer: Went) -> Response:
+def _went(site: Site, request: Request, answer: Went) -> Response:
     response = RedirectResponse(answer.to, 303)
     if answer.said:
-        response.set_cookie(
-            site.access.cookie("said"), site.access.say(answer.said), httponly=True, samesite="lax", path="/"
-        )
+        _keep(site, request, response, "said", site.access.say(answer.said))
     return response
+
+
+def _keep(
+    site: Site, request: Request, response: Response, kind: str, value: str, lives_s: float | None = None
+) -> None:
+    """A cookie. lives_s: None for as long as the browser is open, 0 takes it away."""
+    response.set_cookie(
+        site.access.cookie(kind),
+        value,
+        max_age=None if lives_s is None else int(lives_s),
+        secure=site.access.is_https(request.headers.getlist("x-forwarded-proto"), _peer(request)),
+        httponly=True,
+        samesite="lax",
+    )
 
 
 def _sent(file: File) -> Response:
@@ -192,7 +204,11 @@ def _visitor(site: Site, request: Request) -> Visitor | None:
     names = [name.lower() for name in request.headers]
     # Of a header that stands there twice nobody knows which one the proxy wrote.
     headers = {name.lower(): value for name, value in request.headers.items() if names.count(name.lower()) == 1}
-    return site.access.visitor(_session(site, request), headers, request.client.host if request.client else "")
+    return site.access.visitor(_session(site, request), headers, _peer(request))
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _opened(site: Site, visitor: Visitor, request: Request) -> tuple[str, ...]:
@@ -225,15 +241,7 @@ def _enter(site: Site) -> Endpoint:
             # Somebody else's page would have what is decided from now on put down to another.
             return _sign_in(site, request, 409, f"you are signed in as {now.name}; sign in here to change that")
         response = RedirectResponse(to if is_ours(to) else "/", 303)
-        response.set_cookie(
-            site.access.cookie("session"),
-            site.access.session(visitor),
-            httponly=True,
-            samesite="lax",
-            path="/",
-            secure=request.url.scheme == "https",
-            max_age=int(SESSION_S),
-        )
+        _keep(site, request, response, "session", site.access.session(visitor), SESSION_S)
         return response
 
     return enter
@@ -241,11 +249,12 @@ def _enter(site: Site) -> Endpoint:
 
 def _news(site: Site) -> Endpoint:
     async def news(request: Request) -> Response:
-        if _visitor(site, request) is None:
+        visitor = _visitor(site, request)
+        if visitor is None:
             return PlainTextResponse("sign in\n", 401)
         if request.method == "HEAD":  # it would hear nothing, and stay
             return Response(media_type="text/event-stream")
-        return await stream(site, request)
+        return await stream(site, visitor, request)
 
     return news
 

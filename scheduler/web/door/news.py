@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -23,10 +24,15 @@ from worker.contract.errors import Fault
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from scheduler.web.page import Visitor
     from scheduler.web.site import Site
 
 LISTENERS_MAX: Final = 64
 """More than one person's open pages; each costs a connection and no thread."""
+LISTENERS_EACH: Final = 16
+"""Of them for one who signed in: a page in the background listens to nothing, so these are windows in sight."""
+AGAIN_S: Final = 30
+"""Whoever is refused asks again after so long (base.html)."""
 LOOK_S: Final = 1.0
 LOOK_SHARE: Final = 0.2
 """Of the time that may go into looking: an archive of many open runs is looked at less often."""
@@ -55,13 +61,14 @@ class News:
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
+        self._held: Counter[Visitor] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
 
     @property
     def listeners(self) -> int:
         """How many listen at this moment."""
-        return sum(topic.listeners for topic in self._topics.values())
+        return self._held.total()
 
     @property
     def topics(self) -> int:
@@ -75,9 +82,18 @@ class News:
             with contextlib.suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._wake)
 
-    async def listen(self, site: Site, of: str, known: str) -> AsyncIterator[bytes]:
-        """An event stream until `close`. known: the stamp that the listener saw last, "" for none."""
+    def has_room(self, who: Visitor) -> bool:
+        """Whether one more may listen. A visitor stays the same one, however often they sign in."""
+        room = self.listeners < LISTENERS_MAX and self._held[who] < LISTENERS_EACH
+        return room and not self.closed
+
+    async def listen(self, site: Site, who: Visitor, of: str, known: str) -> AsyncGenerator[bytes]:
+        """An event stream until `close`. known: the stamp that the listener saw last, "" for none. It ends at once
+        where others were faster and nothing is left."""
+        if not self.has_room(who):
+            return
         self._loop = asyncio.get_running_loop()
+        self._held[who] += 1
         topic = self._topics.setdefault(of, _Topic())
         topic.listeners += 1
         if topic.looking is None:
@@ -102,6 +118,7 @@ class News:
                 except TimeoutError:
                     yield b": still here\n\n"
         finally:
+            self._held -= Counter([who])
             topic.listeners -= 1
             if not topic.listeners:
                 self._topics.pop(of, None)
@@ -123,7 +140,7 @@ class News:
             topic.wake()
 
 
-async def stream(site: Site, request: Request) -> Response:
+async def stream(site: Site, who: Visitor, request: Request) -> Response:
     """What `/news` answers to somebody who is signed in."""
     of = request.query_params.get("of", "")
     if not FOLLOWED.fullmatch(of):
@@ -133,12 +150,10 @@ async def stream(site: Site, request: Request) -> Response:
             await run_in_threadpool(site.seen.stamp, of)
         except Fault as fault:
             return PlainTextResponse(f"{fault.message}\n", 404)
-    if site.news.listeners >= LISTENERS_MAX or site.news.closed:
-        return PlainTextResponse("too many pages listen\n", 503, {"retry-after": "30"})
-    known = request.headers.get("last-event-id", "")
-    return StreamingResponse(
-        site.news.listen(site, of, known), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-    )
+    if not site.news.has_room(who):
+        return PlainTextResponse("too many pages listen\n", 503, {"retry-after": str(AGAIN_S)})
+    told = site.news.listen(site, who, of, request.headers.get("last-event-id", ""))
+    return StreamingResponse(told, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
 def _is_still(site: Site, of: str) -> bool:

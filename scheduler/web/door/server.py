@@ -8,8 +8,9 @@ import json
 import os
 import secrets
 import socket
+import sys
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,8 @@ TOKENS_FILE: Final = "web.json"
 BACKLOG: Final = 64
 KEEP_ALIVE_S: Final = 15
 SHUTDOWN_S: Final = 3
+UNREAD_S: Final = 60
+"""What was sent waits so long for its reader; then the kernel gives the connection up. It needs Linux."""
 POLL_S: Final = 0.5
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -79,6 +82,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1_000)
         made.bind((host, port))
         made.listen(BACKLOG)  # whoever comes while the pages start waits for them
     except OSError as error:
@@ -137,6 +142,7 @@ def serve(site: Site, listening: socket.socket, hosts: Iterable[str], pressed: I
     import uvicorn
 
     from scheduler.web.door.app import create
+    from scheduler.web.door.connection import CONNECTIONS_MAX, Connection
 
     config = uvicorn.Config(
         create(site, set(hosts)),
@@ -146,6 +152,8 @@ def serve(site: Site, listening: socket.socket, hosts: Iterable[str], pressed: I
         proxy_headers=False,
         server_header=False,
         date_header=True,
+        http=Connection,
+        limit_concurrency=CONNECTIONS_MAX,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
@@ -167,8 +175,15 @@ def serve(site: Site, listening: socket.socket, hosts: Iterable[str], pressed: I
     answering.join(SHUTDOWN_S + POLL_S)
 
 
-def serve_deployment(settings: Settings, listening: socket.socket, actor: str, pressed: Interrupts) -> None:
-    """The pages of a deployment, with their log as JSON lines. Raises as serve, kept_keys and open_archive do."""
+def serve_deployment(
+    settings: Settings,
+    listening: socket.socket,
+    actor: str,
+    pressed: Interrupts,
+    announce: Callable[[Keys], None] = lambda _: None,
+) -> None:
+    """The pages of a deployment, with their log as JSON lines. announce: tells where they are, once nothing is wrong
+    with the settings. Raises as serve, kept_keys, of_deployment and open_archive do."""
     from scheduler.web.door.deployment import of_deployment
     from worker.contract.redact import redactor_from_env
     from worker.store.archive import open_archive
@@ -179,4 +194,5 @@ def serve_deployment(settings: Settings, listening: socket.socket, actor: str, p
     site = of_deployment(open_archive(settings.archive_url, settings), settings, keys, actor)
     bound, port = listening.getsockname()[:2]
     hosts = names(bound, port, settings.web_hosts) | names(settings.web_host, port)
+    announce(keys)
     serve(site, listening, hosts, pressed)
