@@ -173,6 +173,27 @@ def test_a_search_that_is_cut_off_says_where_and_goes_on(
     assert met == ["q1", "q2", "r1", "r2", "r3"]
 
 
+def test_a_search_breaks_off_inside_a_journal_and_goes_on_there(
+    visit: Visit, archive: Archive, make_run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long journal does not make a page late: it is read on from the segment that the page before came to, and
+    what it says is found once."""
+    name_runs(archive, {"r1": "cart", "r2": "shop"})
+    make_run("r1", claimed(), *(replied(n, text=f"thought {n}") for n in range(1, 6)), *ended())
+    make_run("r2", claimed(), replied(text="thought 5"), *ended(), target="shop")
+    monkeypatch.setattr(search, "LOOK_S", -1.0)
+    query: dict[str, Any] = {"deep": "thought 5"}
+    met, ways = [], []
+    while query:
+        data = twin(visit, "/search", **query)
+        met += [row["run"] for row in data["rows"]]
+        ways.append(data["onward"].get("from", ""))
+        query = data["onward"]
+        assert len(ways) == len(set(ways)), ways
+    assert met == ["r1", "r2"]
+    assert f"{NIGHT}:0:2" in ways
+
+
 def test_a_search_prints_its_command_where_there_is_one(visit: Visit, archive: Archive, make_run: Make) -> None:
     """What `dawn ls` selects by is a command; words it does not know are none."""
     a_night(archive, make_run)
@@ -189,10 +210,13 @@ def test_a_search_prints_its_command_where_there_is_one(visit: Visit, archive: A
         {"cost_min": "-1"},
         {"cost_max": "nan"},
         {"repo": "x", "from": "no:1"},
+        {"repo": "x", "from": f"{NIGHT}:0:x"},
+        {"repo": "x", "from": f"{NIGHT}:0:0:0"},
     ],
 )
 def test_a_word_that_means_nothing_is_refused(visit: Visit, archive: Archive, query: dict[str, str]) -> None:
     """A mistyped filter finds nothing by saying so, not by finding all."""
+    name_runs(archive, {"r1": "cart"})
     assert visit("look").get("/search", params=query).status_code == 400
 
 

@@ -14,7 +14,8 @@ from scheduler.web.found import CLASSES, Hit, Sought, sought
 from scheduler.web.page import Asked, Page, Way
 from scheduler.web.site import Site
 from worker.contract.errors import IntegrityFault, NotFoundFault, UsageFault
-from worker.store.journal import Journal
+from worker.contract.events import Record
+from worker.store.journal import Journal, Line
 
 FOUND_MAX: Final = 100
 """Rows of a page."""
@@ -96,22 +97,36 @@ class _Look:
         self.rows: list[Row] = []
         self.looked = self.deep = self.unread = 0
         self.until = self.onward = ""
+        self.broke_off = -1
         self._ends_s = time.monotonic() + LOOK_S
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self._ends_s
 
     @property
     def full(self) -> bool:
         """No more is looked at for this page. Something always is."""
         return self.looked > 0 and (
-            len(self.rows) >= FOUND_MAX
-            or self.looked >= LOOK_MAX
-            or self.deep >= DEEP_MAX
-            or time.monotonic() > self._ends_s
+            len(self.rows) >= FOUND_MAX or self.looked >= LOOK_MAX or self.deep >= DEEP_MAX or self.late
         )
+
+    def in_time(self, lines: Iterator[Line]) -> Iterator[Record]:
+        """The records of these lines, in whole segments, at least one, until it is late: then `broke_off` is the last
+        segment of which they were."""
+        self.broke_off = -1
+        seq = -1
+        for record, _ in lines:
+            if -1 < seq < record.seq and self.late:
+                self.broke_off = seq
+                return
+            seq = record.seq
+            yield record
 
 
 def _look(site: Site, wanted: Sought, since: str) -> _Look:
     look = _Look()
-    for batch, at, start, runs in _chunks(site, since):
+    for batch, at, start, after, runs in _chunks(site, since):
         if look.full:
             look.onward = f"{batch}:{start}"
             return look
@@ -129,7 +144,10 @@ def _look(site: Site, wanted: Sought, since: str) -> _Look:
                 continue
             if wanted.deep:
                 look.deep += 1
-                hit = _deep(site, wanted, run)
+                hit = _deep(site, look, wanted, run, -1 if number else after)
+                if hit is None and look.broke_off >= 0:
+                    look.onward = f"{batch}:{start + number}:{look.broke_off}"
+                    return look
                 if hit is None:
                     continue
                 hits.append(hit)
@@ -152,24 +170,28 @@ def _look(site: Site, wanted: Sought, since: str) -> _Look:
     return look
 
 
-def _chunks(site: Site, since: str) -> Iterator[tuple[str, str, int, list[str]]]:
-    """(batch, time of its submit, number of the first, runs) of the newest batch first. since: `<batch>:<number>` to
-    begin with. Raises UsageFault for another."""
-    begin, _, number = since.rpartition(":")
+def _chunks(site: Site, since: str) -> Iterator[tuple[str, str, int, int, list[str]]]:
+    """(batch, time of its submit, number of the first, segment of that one that was read already, runs) of the newest
+    batch first. since: `<batch>:<number>` or `<batch>:<number>:<segment>` to begin with. Raises UsageFault for
+    another."""
+    begin, *told = since.split(":")
     newest = site.seen.batches()[::-1]
     if since:
-        if not number.isdecimal() or len(number) > 9 or begin not in {one.batch for one in newest}:
+        is_known = begin in {one.batch for one in newest} and len(told) in (1, 2)
+        if not is_known or not all(one.isdecimal() and len(one) <= 9 for one in told):
             raise UsageFault("nobody knows where that search goes on", hint="begin it anew")
         newest = newest[[one.batch for one in newest].index(begin) :]
+    first, after = (*(int(one) for one in told), -1, -1)[:2] if since else (0, -1)
     for one in newest:
-        first = int(number) if since and one.batch == begin else 0
         for start in range(first, len(one.runs), CHUNK):
-            yield one.batch, one.at, start, one.runs[start : start + CHUNK]
+            yield one.batch, one.at, start, after, one.runs[start : start + CHUNK]
+            after = -1
+        first, after = 0, -1
 
 
-def _deep(site: Site, wanted: Sought, run: str) -> Hit | None:
+def _deep(site: Site, look: _Look, wanted: Sought, run: str, after: int) -> Hit | None:
     try:
-        return wanted.deep_hit(record for record, _ in Journal(site.archive, run).read())
+        return wanted.deep_hit(look.in_time(Journal(site.archive, run).read(after)))
     except (NotFoundFault, IntegrityFault):
         return None
 
