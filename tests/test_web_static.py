@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,6 +19,7 @@ from runs_made import Make, claimed, ended, name_runs, replied
 from webs import site_of
 
 from scheduler.cli.main import run as dawn
+from scheduler.exports import staged
 from scheduler.web import paper, static
 from scheduler.web.page import Asked, Page, Way, address, cut
 from scheduler.web.site import Site
@@ -127,34 +128,137 @@ def test_a_folder_of_somebody_else_is_left_alone(archive: Archive, batch: list[s
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
 
 
-def test_an_earlier_export_is_replaced_as_a_whole(archive: Archive, batch: list[str], tmp_path: Path) -> None:
-    """A page that is no more does not stay behind."""
-    export(archive, tmp_path / "out")
-    (tmp_path / "out" / "runs" / "0009").mkdir(parents=True)
-    (tmp_path / "out" / "runs" / "0009" / "index.html").write_text("old")
-    export(archive, tmp_path / "out")
-    assert "runs/0009/index.html" not in names(tmp_path / "out")
+def made(place: Path, *names: str, say: str = "ours") -> None:
+    """An export of these files."""
+    with staged.tree(place, MARK, {}) as root:
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(say)
+
+
+def held(folder: Path) -> dict[str, str]:
+    """What is in a folder, beside its mark."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    return {name: path.read_text() for name, path in found.items() if path.is_file() and name != MARK}
+
+
+def test_an_earlier_export_goes_and_what_a_person_put_there_stays(
+    archive: Archive, batch: list[str], tmp_path: Path
+) -> None:
+    """A page that is no more does not stay behind, nor a folder without one; notes and links between the pages do."""
+    out, notes = tmp_path / "out", tmp_path / "notes"
+    notes.write_text("mine")
+    made(out, "index.html", "runs/0009/index.html", "runs/0008/index.html")
+    (out / "todo.txt").write_text("mine")
+    (out / "runs" / "0008" / "why.txt").write_text("mine")
+    (out / "link").symlink_to(notes)
+    export(archive, out)
+    found = held(out)
+    assert [name for name, text in found.items() if text == "mine"] == ["todo.txt", "link", "runs/0008/why.txt"]
+    assert "runs/0008/index.html" not in found
+    assert not (out / "runs" / "0009").exists()
+    assert found["index.html"] != "ours"
+    assert sorted(json.loads((out / MARK).read_text())["files"]) == sorted(
+        name for name, text in found.items() if text != "mine"
+    )
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
 
 
-def test_an_export_that_is_killed_leaves_the_earlier_one(tmp_path: Path) -> None:
-    """What looks whole is whole."""
-    half = """
-import os, pathlib, signal
+@pytest.mark.parametrize("mine", ["new.html", "runs/0002", "runs"])
+def test_what_a_person_put_in_the_way_is_not_replaced(mine: str, tmp_path: Path) -> None:
+    """A file where a page or a folder of pages has to be: nothing of the folder changes."""
+    out = tmp_path / "out"
+    made(out, "index.html")
+    (out / mine).parent.mkdir(exist_ok=True)
+    (out / mine).write_text("mine")
+    with pytest.raises(UsageFault, match="in the way"):
+        made(out, "index.html", "new.html", "runs/0002/index.html", say="newer")
+    assert held(out) == {"index.html": "ours", mine: "mine"}
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    """A folder of pages that became a link to another place: nothing is removed there, and nothing written. Neither
+    through a page that became one."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    made(out, "index.html", "runs/0001/index.html")
+    (out / "runs").rename(elsewhere)
+    (out / "runs").symlink_to(elsewhere)
+    with pytest.raises(UsageFault, match="in the way"):
+        made(out, "index.html", "runs/0001/index.html", say="newer")
+    made(out, "index.html", say="newer")
+    assert held(elsewhere) == {"0001/index.html": "ours"}
+    assert (out / "runs").is_symlink()
+    (out / "index.html").unlink()
+    (out / "index.html").symlink_to(elsewhere / "0001" / "index.html")
+    with pytest.raises(UsageFault, match="in the way"):
+        made(out, "index.html", say="newest")
+    made(out, "other.html")
+    assert (out / "index.html").is_symlink()
+    assert held(elsewhere) == {"0001/index.html": "ours"}
+
+
+@pytest.mark.parametrize(
+    "mark", ["", "[]", "{}", '{"files": ["../notes"]}', '{"files": ["/etc/hosts"]}', '{"files": ["a//b"]}', "link"]
+)
+def test_a_folder_with_a_mark_that_is_none_is_left_alone(mark: str, tmp_path: Path) -> None:
+    """Only what this wrote there says what else it wrote, and it names nothing outside."""
+    out, notes = tmp_path / "out", tmp_path / "notes"
+    notes.write_text('{"files": []}')
+    out.mkdir()
+    if mark == "link":
+        (out / MARK).symlink_to(notes)
+    else:
+        (out / MARK).write_text(mark)
+    with pytest.raises(UsageFault, match="something else"):
+        made(out, "index.html")
+    assert held(out) == {}
+    assert notes.read_text() == '{"files": []}'
+
+
+KILLED: Final = """
+import os, pathlib, signal, sys
 from scheduler.exports import staged
-with staged.tree(pathlib.Path("out"), ".mark", "") as root:
-    (root / "index.html").write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
+def counted(act):
+    def acted(self, *more, **words):
+        left.pop() if left else os.kill(os.getpid(), signal.SIGKILL)
+        return act(self, *more, **words)
+    return acted
+for place in sys.stdin.read().split():
+    if (child := os.fork()) == 0:
+        left = [None] * int(place)
+        with staged.tree(pathlib.Path(place, "out"), sys.argv[1], {}) as root:
+            for name in ("index.html", "new.html", "runs/2.html"):
+                (root / name).parent.mkdir(exist_ok=True)
+                (root / name).write_text("newer")
+            for act in ("replace", "unlink", "rmdir", "mkdir"):
+                setattr(pathlib.Path, act, counted(getattr(pathlib.Path, act)))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    (tmp_path / "out").mkdir()
-    for name in (".mark", "index.html"):
-        (tmp_path / "out" / name).write_text("whole")
-    done = subprocess.run([sys.executable, "-c", half], cwd=tmp_path, check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {
-        ".mark": "whole",
-        "index.html": "whole",
-    }
+
+
+def test_an_export_that_is_killed_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Wherever it dies, what a person wrote is there, and another call makes of the rest what it would have been."""
+    places = [tmp_path / str(at) for at in range(30)]
+    for place in places:
+        made(place / "out", "index.html", "old.html", "gone/1.html", "runs/1.html")
+        (place / "out" / "runs" / "mine.txt").write_text("mine")
+    script = [sys.executable, "-c", KILLED, MARK]
+    told = " ".join(place.name for place in places)
+    done = subprocess.run(script, cwd=tmp_path, input=told, check=True, capture_output=True, text=True)
+    died = [int(line) for line in done.stdout.split()]
+    assert set(died) == {-signal.SIGKILL, 0}
+    assert died.index(0) > 10
+    assert held(places[0] / "out")["index.html"] == "ours"
+    for place, code in zip(places, died, strict=True):
+        out = place / "out"
+        assert held(out)["runs/mine.txt"] == "mine"
+        if code:
+            made(out, "index.html", "new.html", "runs/2.html", say="newer")
+        assert held(out) == {
+            "index.html": "newer", "new.html": "newer", "runs/2.html": "newer", "runs/mine.txt": "mine",
+        }  # fmt: skip
+        assert not (out / "gone").exists()
 
 
 LONG = 250

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import posixpath
 import re
 from collections import Counter
@@ -29,7 +28,7 @@ from worker.store import keys
 
 SCHEMA: Final = "dawn.static/1"
 MARK: Final = ".dawn-report.json"
-"""The file by which a folder of ours is known again."""
+"""The file by which a folder of ours is known again, and which of its files are ours."""
 FILES_MAX: Final = 20_000
 BYTES_MAX: Final = 512 * 2**20
 RUN_FILES_MAX: Final = 300
@@ -127,11 +126,10 @@ class Folder:
         self._left_out: dict[str, None] = {}
 
     def write(self, place: Path) -> Written:
-        """Make it, and put it at its place as a whole. Raises StoreFault, NotFoundFault, and UsageFault where
-        something else is."""
+        """Make it, and put it at its place. Raises StoreFault, NotFoundFault, and UsageFault as staged.tree does."""
         at = self._site.stamp()
         headline.count_now(self._site, self._batch)
-        with staged.tree(place, MARK, json.dumps({"schema": SCHEMA, "batch": self._batch, "at": at}) + "\n") as root:
+        with staged.tree(place, MARK, {"schema": SCHEMA, "batch": self._batch, "at": at}) as root:
             total = pages = 0
             for name, content in self._assets():
                 total += _put(root, name, content)
