@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -27,7 +30,9 @@ from scheduler.enqueue import targets_json
 from scheduler.stack import Stack
 from scheduler.web.door import server
 from scheduler.web.door.deployment import Redis, archive_address
+from scheduler.web.render import Around
 from worker.contract.errors import ExitCode, NotFoundFault, UsageFault
+from worker.contract.events import Failure
 from worker.contract.settings import Settings
 from worker.store import keys
 from worker.store.archive import Archive
@@ -124,13 +129,14 @@ def test_settings_that_cannot_be_used_are_told_before_any_address(
 
 
 def test_a_bundle_opens_alone(tmp_path: Path, archive: Archive, make_run: Make) -> None:
-    """A file that `dawn export` made is read without Redis and without a deployment, and nothing can be decided."""
+    """A file that `dawn export` made is read without Redis and without a deployment, and nothing can be decided. The
+    command below a page reads that file, whatever archive is set."""
     make_run("r1", claimed(), replied(), *ended(verdict="verified"))
     manifest = b"name: night\n"
     archive.create(keys.batch_manifest(BATCH), manifest)
     archive.create(keys.batch_targets(BATCH), targets_json(BATCH, [Journal(archive, "r1").task()], manifest))
     archive.delete([keys.open_marker("r1")])
-    file = tmp_path / "night.tar"
+    file = tmp_path / "the night.tar"
     export = [program("dawn"), "export", BATCH, "--format", "bundle", "--out", str(file)]
     env = {**os.environ, "DAWN_ARCHIVE": archive.url, "DAWN_STATE_DIR": str(tmp_path / "state")}
     subprocess.run(export, env=env, check=True, timeout=WAIT_S, capture_output=True)
@@ -140,9 +146,52 @@ def test_a_bundle_opens_alone(tmp_path: Path, archive: Archive, make_run: Make) 
         assert [one["target"] for one in reader.data(f"/batches/{BATCH}")["rows"]] == ["cart"]
         assert "alone" in reader.data("/queue")["problem"]
         assert '<form method="post"' not in reader.get("/runs/r1")
+        typed = json.loads(reader.get(f"/batches/{BATCH}?as=json"))["command"]
+        typed = typed.replace(" dawn ", f" {program('dawn')} ")
+        elsewhere = {**os.environ, "DAWN_ARCHIVE": f"file://{tmp_path}/nothing", **nowhere}
+        shell = ["sh", "-c", typed]
+        printed = subprocess.run(shell, env=elsewhere, check=True, timeout=WAIT_S, capture_output=True, text=True)
+        assert "cart" in printed.stdout
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     assert not (tmp_path / "nobody").exists()
+
+
+@pytest.mark.parametrize("address", ["file:///it's a night", "s3://bucket/prefix", "bundle:/it's a night.tar"])
+def test_commands_of_an_archive_alone_name_it(
+    address: str, archive: Archive, make_run: Make, visit: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command that can be copied is of the archive that is looked at, not of the deployment's; of a bundle there
+    are none that would write."""
+    name_runs(archive, {"r1": "cart", "r2": "shop"})
+    make_run("r1", claimed(), replied(), *ended(verdict="verified"))
+    failed = Failure(cls="env", reason="setup", detail="exit code 3")
+    make_run("r2", claimed(), *ended("failed", failure=failed), target="shop")
+    monkeypatch.setattr(archive, "url", address)
+    client = visit("look", site_of(archive, settings=None))
+    copied = []
+    for page in ("/", "/batches", f"/batches/{BATCH}", f"/batches/{BATCH}/failures", "/runs/r2", "/approvals"):
+        shown = client.get(page)
+        assert shown.status_code == 200
+        copied += re.findall(r'data-copy="([^"]*)"', shown.text)
+        assert json.loads(client.get(page, params={"as": "json"}).text)["command"] in map(html.unescape, copied)
+    words = [shlex.split(html.unescape(one)) for one in copied]
+    assert {(one[0], one[1]) for one in words} == {(f"DAWN_ARCHIVE={address}", "dawn")}
+    assert ("retry" in {one[2] for one in words}) == (not address.startswith("bundle:"))
+
+
+def test_commands_of_a_deployment_are_as_short_as_they_were(visit: Callable[..., TestClient]) -> None:
+    """What a person has set already is not told again."""
+    assert json.loads(visit("look").get("/batches?as=json").text)["command"] == "dawn status --all"
+
+
+def test_each_of_many_commands_names_the_archive() -> None:
+    """A line each, as for many runs that ask the same."""
+    around = Around(archive="file:///x")
+    assert around.typed("dawn approve a\ndawn approve b") == (
+        "DAWN_ARCHIVE=file:///x dawn approve a\nDAWN_ARCHIVE=file:///x dawn approve b"
+    )
+    assert Around(archive="bundle:/x.tar").typed("dawn approve a\ndawn approve b") == ""
 
 
 STANDING = """

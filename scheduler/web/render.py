@@ -5,6 +5,8 @@ a model be anything but text: everything is escaped, control characters are writ
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,11 +17,15 @@ from scheduler.reports.harmless import plain
 from scheduler.reports.rows import duration
 from scheduler.web.page import Page, Visitor, address
 from worker.contract.task import usd_text
+from worker.store.bundle import SCHEME
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SCHEMA: Final = "dawn.web/1"
+DAWN: Final = re.compile(r"^dawn ", re.MULTILINE)
+"""Where a command begins: several stand on a line each."""
+READS: Final = re.compile(r"dawn (ls|status|show|diff|logs|verify|report|compare|watch|schedule ls)\b")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,16 @@ class Around:
     static: bool = False
     """Whether it is a file in a folder: no forms, no script, no address with a query."""
     live: bool = True
+    archive: str = ""
+    """Its address, where one is read alone; "" for that of the deployment."""
+
+    def typed(self, command: str) -> str:
+        """A command as it is true for these pages: it takes its archive from DAWN_ARCHIVE. "" for one that would
+        write into a bundle."""
+        if self.archive.startswith(SCHEME) and not READS.match(command):
+            return ""
+        where = f"DAWN_ARCHIVE={shlex.quote(self.archive)} " if self.archive else ""
+        return DAWN.sub(lambda found: where + found[0], command)
 
     @property
     def may_decide(self) -> bool:
@@ -54,11 +70,11 @@ def html(page: Page, around: Around) -> str:
     return template.render(page=page, data=page.data, around=around, link=around.link)
 
 
-def as_json(page: Page) -> bytes:
+def as_json(page: Page, around: Around) -> bytes:
     """The twin of a page: its data, with its title and command."""
     import pydantic_core
 
-    told = {"schema": SCHEMA, "title": page.title, "command": page.command, "data": page.data}
+    told = {"schema": SCHEMA, "title": page.title, "command": around.typed(page.command), "data": page.data}
     try:
         return pydantic_core.to_json(told, indent=2)
     except pydantic_core.PydanticSerializationError:

@@ -147,8 +147,6 @@ def _refused(site: Site, visitor: Visitor, token: str, cookie: str) -> tuple[str
 
 
 def _shown(site: Site, request: Request, visitor: Visitor, page: Page) -> Response:
-    if request.query_params.get("as") == "json":
-        return Response(render.as_json(page), page.status, media_type="application/json")
     cookie = _session(site, request)
     said = site.access.said(request.cookies.get(site.access.cookie("said"), ""))
     around = Around(
@@ -157,7 +155,10 @@ def _shown(site: Site, request: Request, visitor: Visitor, page: Page) -> Respon
         form_token=site.access.form_token(visitor, cookie) if site.decides and visitor.may_decide else "",
         said=said,
         query=dict(request.query_params),
+        archive="" if site.decides else site.archive.url,
     )
+    if request.query_params.get("as") == "json":
+        return Response(render.as_json(page, around), page.status, media_type="application/json")
     response = Response(render.html(page, around), page.status, media_type="text/html")
     if said:
         _keep(site, request, response, "said", "", 0)
@@ -222,9 +223,10 @@ def _session(site: Site, request: Request) -> str:
 def _sign_in(site: Site, request: Request, status: int, said: str) -> Response:
     to = request.url.path if request.method == "GET" and request.url.path != "/enter" else "/"
     page = Page("enter.html", "Sign in", {"said": said, "to": to}, status=status)
+    around = Around(here="/enter", live=False)
     if request.query_params.get("as") == "json":
-        return Response(render.as_json(page), status, media_type="application/json")
-    return Response(render.html(page, Around(here="/enter", live=False)), status, media_type="text/html")
+        return Response(render.as_json(page, around), status, media_type="application/json")
+    return Response(render.html(page, around), status, media_type="text/html")
 
 
 def _enter(site: Site) -> Endpoint:
