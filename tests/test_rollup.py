@@ -10,7 +10,7 @@ import pytest
 from hosts import Held
 
 from worker.contract.cancel import Cancel
-from worker.contract.events import Claimed, Yielded
+from worker.contract.events import Claimed, Sealed, Yielded
 from worker.contract.redact import Redactor
 from worker.contract.run import Run
 from worker.contract.task import Repo, Task
@@ -67,6 +67,59 @@ def test_a_long_run_is_read_with_few_requests(archive: CountingArchive, written:
     """Two requests a span instead of 256, and the same run comes of it."""
     assert Journal(archive, "r").load() == written[1]
     assert len(archive.reads) == 1 + 2 * 2 + LONG % rollup.SPAN
+
+
+def ended(archive: LocalArchive, segments: int) -> Run:
+    """A run of so many segments, the last of which is its seal, as an attempt wrote it."""
+    Journal(archive, "r").submit(TASK, "me", AT)
+    ledger = Ledger(Journal(archive, "r"), cast(Lease, Held()), Cancel(), Redactor({}), lambda: AT)
+    ledger.claim(Claimed(worker="w", engine="e", lane="batch"))
+    while ledger.run.last_seq < segments - 2:
+        ledger.commit(Yielded(why="drain"))
+    ledger.commit(Sealed(outcome="no_change"))
+    return ledger.run
+
+
+@pytest.mark.parametrize(
+    ("segments", "rolled", "alone"), [(3, [], 3), (4, [0], 0), (16, [0], 0), (17, [0], 1), (23, [0, 16], 0)]
+)
+def test_an_ended_run_is_read_with_few_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segments: int, rolled: list[int], alone: int
+) -> None:
+    """Also what is behind the last full span has one then, where that saves requests; the same run comes of it."""
+    monkeypatch.setattr(rollup, "SPAN", 16)
+    archive = CountingArchive(f"file://{tmp_path}/archive")
+    run = ended(archive, segments)
+    assert list(archive.list(keys.rollups("r"))) == [keys.rollup("r", first) for first in rolled]
+    archive.reads.clear()
+    assert Journal(archive, "r").load() == run
+    assert len(archive.reads) == 1 + 2 * len(rolled) + alone
+
+
+@pytest.mark.parametrize("kept", [1, 3, 7])
+def test_what_follows_a_shorter_one_is_read_from_the_segments(tmp_path: Path, kept: int) -> None:
+    """One that was left before the journal went on proves as far as it goes, and hides nothing."""
+    archive = CountingArchive(f"file://{tmp_path}/archive")
+    run = ended(archive, 10)
+    archive.overwrite(keys.rollup("r", 0), b"".join(archive.get(keys.segment("r", number)) for number in range(kept)))
+    archive.reads.clear()
+    assert Journal(archive, "r").load() == run
+    assert len(archive.reads) == 1 + 2 + 10 - kept
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b'{"seq": "3"}', b'{"seq": -1}', b'{"seq": 256}', b'{"seq": true}', b"[" * 9999]
+)
+def test_a_last_line_that_names_no_segment_of_its_span_is_ignored(tmp_path: Path, line: bytes) -> None:
+    """Whatever stands there, no other object is asked for, and the segments are read."""
+    archive = CountingArchive(f"file://{tmp_path}/archive")
+    run = ended(archive, 10)
+    archive.overwrite(keys.rollup("r", 0), archive.get(keys.segment("r", 0)) + line + b"\n")
+    archive.reads.clear()
+    assert Journal(archive, "r").load() == run
+    assert sorted(archive.reads) == sorted(
+        [keys.task("r"), keys.rollup("r", 0), *(keys.segment("r", number) for number in range(10))]
+    )
 
 
 def without(archive: LocalArchive, key: str) -> None:

@@ -263,17 +263,19 @@ class Ledger:
         self._roll_up()
 
     def _roll_up(self) -> None:
-        """Where a span of segments is full, leave the cache that saves whoever takes over from reading each one."""
-        full = (self.run.last_seq + 1) // rollup.SPAN
-        if full == self._rolled:
-            return
+        """Where a span of segments is full, or the run has ended, leave the cache that saves whoever takes over or
+        looks at it from reading each one."""
+        full, rest = divmod(self.run.last_seq + 1, rollup.SPAN)
+        firsts = [self._rolled * rollup.SPAN] if full > self._rolled else []
+        if self.run.sealed is not None and rest >= rollup.LEAST:
+            firsts.append(full * rollup.SPAN)
         self._rolled = full
-        first = (full - 1) * rollup.SPAN
-        span = [record for record in self._records if first <= record.seq < first + rollup.SPAN]
-        try:
-            self.journal.roll_up(span)
-        except StoreFault as fault:
-            LOG.warning("not_rolled_up", fault=str(fault))
+        for first in firsts:
+            span = [record for record in self._records if first <= record.seq < first + rollup.SPAN]
+            try:
+                self.journal.roll_up(span)
+            except StoreFault as fault:
+                LOG.warning("not_rolled_up", fault=str(fault))
 
     def _read(self) -> None:
         for record, line_hash in self.journal.read():

@@ -117,17 +117,19 @@ def write(root: Path, count: int, steps: int, *, still_open: bool) -> None:
     for number, one in enumerate(tasks):
         data = canonical(one.model_dump(mode="json"))
         put(root, keys.task(one.run), data)
-        prev, attempt, open_run = digest(data), None, True
+        prev, attempt, open_run, lines = digest(data), None, True, b""
         for seq, event in enumerate(events(number, steps, still_open=still_open)):
             at = f"2026-11-30T{2 + number // 200:02d}:{(number // 4) % 60:02d}:{min(59, seq):02d}.000+00:00"
             attempt = seq if event.type == "claimed" else attempt
             record = Record(run=one.run, seq=seq, at=at, attempt=attempt, nonce="n", prev=prev, event=event)
             line = record.line()
             put(root, keys.segment(one.run, seq), line + b"\n")
-            prev = digest(line)
+            prev, lines = digest(line), lines + line + b"\n"
             open_run = event.type != "sealed"
         if open_run:
             put(root, keys.open_marker(one.run), b"")
+        else:
+            put(root, keys.rollup(one.run, 0), lines)
 
 
 def put(root: Path, key: str, data: bytes) -> None:

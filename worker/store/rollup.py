@@ -1,4 +1,4 @@
-"""Owns the roll-up, one file for SPAN segments of a journal: a cache that saves a long run's reader most requests.
+"""Owns the roll-up, one file for up to SPAN segments of a journal: a cache that saves its reader most requests.
 Refuses to be believed: its lines must continue the chain and end with the very line that the last of those segments
 ends with, which by the chain proves all of them. A roll-up that does not is ignored.
 """
@@ -10,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from worker.contract.errors import IntegrityFault, NotFoundFault
-from worker.contract.events import Record, digest
+from worker.contract.events import Record, digest, read_json
 from worker.contract.fork import Line
 from worker.store import keys
 from worker.store.archive import Archive
 from worker.store.skim import Parse, parsed_line
 
 SPAN: Final = 256
+LEAST: Final = 4
+"""Segments behind the last full span when a run ends, which get one too: fewer are as soon read one by one."""
 BYTES: Final = 64 * 2**20
 """Largest roll-up. Segments that do not fit are read one by one."""
 
@@ -25,15 +27,15 @@ AHEAD: Final = 4
 
 
 def write(archive: Archive, run: str, records: Sequence[Record]) -> None:
-    """Store the records of SPAN segments, the first of which has a number that SPAN divides. Raises StoreFault."""
+    """Store the records of up to SPAN segments; SPAN divides the number of the first. Raises StoreFault."""
     data = b"".join(record.line() + b"\n" for record in records)
     if len(data) <= BYTES:
         archive.overwrite(keys.rollup(run, records[0].seq), data)
 
 
 def read(archive: Archive, run: str, after: int, prev: str, parse: Parse = parsed_line) -> Iterator[list[Line]]:
-    """The records of each SPAN of segments above `after` as long as there is a sound roll-up of it. prev: hash of the
-    line before. parse: as in Journal.read. Raises StoreFault."""
+    """The records of each SPAN of segments above `after`, of the last one those that it has, as long as there is a
+    sound roll-up of it. prev: hash of the line before. parse: as in Journal.read. Raises StoreFault."""
     first = after + 1
     if first % SPAN:
         return
@@ -60,9 +62,18 @@ def _fetch(archive: Archive, run: str, start: int) -> tuple[bytes, bytes]:
     """A roll-up and the last of its segments, empty where there is none that could be read."""
     try:
         rolled = archive.get(keys.rollup(run, start), max_bytes=BYTES)
-        return rolled, archive.get(keys.segment(run, start + SPAN - 1), max_bytes=BYTES)
-    except (NotFoundFault, IntegrityFault):
+        return rolled, archive.get(keys.segment(run, _last_seq(rolled, start)), max_bytes=BYTES)
+    except (NotFoundFault, IntegrityFault, ValueError):
         return b"", b""
+
+
+def _last_seq(rolled: bytes, start: int) -> int:
+    """As its last line says. Raises ValueError for none that this roll-up may hold."""
+    fields = read_json(rolled[:-1].rpartition(b"\n")[2])
+    seq = fields.get("seq") if isinstance(fields, dict) else None
+    if type(seq) is not int or not start <= seq < start + SPAN:
+        raise ValueError("no record of this span")
+    return seq
 
 
 def _proven(data: bytes, last: bytes, run: str, start: int, prev: str, parse: Parse) -> list[Line] | None:
@@ -78,5 +89,4 @@ def _proven(data: bytes, last: bytes, run: str, start: int, prev: str, parse: Pa
             return None
         seq, prev = record.seq, line_hash
         lines.append((record, prev))
-    complete = seq == start + SPAN - 1 and last.endswith(b"\n")
-    return lines if complete and digest(last[:-1].rpartition(b"\n")[2]) == prev else None
+    return lines if last.endswith(b"\n") and digest(last[:-1].rpartition(b"\n")[2]) == prev else None
