@@ -264,6 +264,23 @@ def test_a_file_is_called_what_it_seems_to_be(archive: Archive, make_run: Make, 
     assert kept.headers["content-type"] == "application/octet-stream"
 
 
+def test_a_run_gives_its_own_bytes_only(archive: Archive, make_run: Make, visit: Visit) -> None:
+    """H51: an object of another run is not there under this one, whatever its place is written like."""
+    for run in ("r", "other"):
+        blob = Journal(archive, run).put_blob(run.encode())
+        make_run(run, claimed(), replied(1), e.Finished(), e.Sealed(outcome="changed", artifacts={run: blob}))
+    client = visit("look")
+    assert client.get(f"/runs/other/blobs/{blob}/raw").content == b"other"
+    for place in (
+        *(f"blobs/{blob}", f"blobs/{blob}/raw", f"blobs/..%2f..%2fother%2fblobs%2f{blob}/raw", f"blobs/{blob}%00"),
+        *("artifacts/other", "artifacts/r%00", "artifacts/..%2f..%2fother%2ftask.json", "steps/..%2fs1/raw"),
+        *("delegates/..%2f..%2fother", "delegates/%2e%2e/steps/s1/raw", "diff/raw?file=..%2f..%2fother%2ftask.json"),
+    ):
+        assert client.get(f"/runs/r/{place}").status_code == 404, place
+    for run in ("..%2fruns%2fother", "r%2f..%2fother", "%00", "r%00"):
+        assert client.get(f"/runs/{run}").status_code in (400, 404), run
+
+
 def test_an_argument_looks_like_no_other(archive: Archive, make_run: Make, visit: Visit) -> None:
     """H52: the name of one with a line of its own in it shows as one name."""
     call = e.ToolCall(id="c1", name="run_command", arguments='{"x\\ncommand: ls": "1", "command": "rm -r ."}')
