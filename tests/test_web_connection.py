@@ -107,18 +107,33 @@ def test_who_has_asked_may_listen_for_as_long_as_they_like(
         heard += client.recv(4096) or pytest.fail(f"cut off after {heard!r}")
 
 
-def test_connections_are_bounded(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than fits is told to come later, twice as many not even that; when one goes, there is room."""
-    monkeypatch.setattr(connection, "CONNECTIONS_MAX", 3)
-    asks = "GET /favicon.ico HTTP/1.1\r\nhost: HOST\r\n\r\n"
-    held = [dial(asks) for _ in range(2)]
-    assert [status(one) for one in held] == [204, 204]
-    assert status(dial(asks)) == 503
-    held += [dial() for _ in range(4)]
-    assert dial().recv(1) == b""
-    for one in held:
-        one.close()
-    wait_for(lambda: status(dial(asks)) == 204)
+ASKS = "GET /favicon.ico HTTP/1.1\r\nhost: HOST\r\n\r\n"
+
+
+def test_who_opens_many_and_asks_nothing_keeps_nobody_out(
+    dial: Dial, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the bound, whoever was silent for longest makes room; who listens to news stays."""
+    monkeypatch.setattr(connection, "CONNECTIONS_MAX", 4)
+    listener = dial(f"GET /news?of=all HTTP/1.1\r\nhost: HOST\r\ncookie: {signed_in(site)}\r\n\r\n")
+    assert listener.recv(1) == b"H"
+    silent = [dial() for _ in range(9)]
+    assert status(dial(ASKS)) == 204
+    assert [one.recv(1) for one in silent[:7]] == [b""] * 7
+    assert site.news.listeners == 1
+
+
+def test_more_than_can_be_answered_are_told_to_come_later(
+    dial: Dial, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all are being answered, one more is refused; when one goes, there is room."""
+    monkeypatch.setattr(connection, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(server, "BACKLOG", 1)
+    listener = dial(f"GET /news?of=all HTTP/1.1\r\nhost: HOST\r\ncookie: {signed_in(site)}\r\n\r\n")
+    assert listener.recv(1) == b"H"
+    assert status(dial(ASKS)) == 503
+    listener.close()
+    wait_for(lambda: status(dial(ASKS)) == 204)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")

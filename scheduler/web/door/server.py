@@ -153,7 +153,7 @@ def serve(site: Site, listening: socket.socket, hosts: Iterable[str], pressed: I
         server_header=False,
         date_header=True,
         http=Connection,
-        limit_concurrency=CONNECTIONS_MAX,
+        limit_concurrency=CONNECTIONS_MAX + BACKLOG,  # so many may come before the first of them makes room
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
