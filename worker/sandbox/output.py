@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, BinaryIO, Final
 
+from worker.sandbox.locks import locked
 from worker.sandbox.protocol import Output
 
 COPY_BYTES: Final = 2**20
@@ -77,14 +78,20 @@ def spool_folder(parent: Path) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     for other in parent.iterdir():
         _sweep(other)
-    folder = Path(tempfile.mkdtemp(prefix="sandbox-", dir=parent))
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+    folder, lock = _made(parent)
+    with lock:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _made(parent: Path) -> tuple[Path, IO[bytes]]:
+    """A new folder and its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix="sandbox-", dir=parent))
+        with suppress(FileNotFoundError):  # swept by another process before it was locked
+            return folder, locked(folder / "lock", fcntl.LOCK_EX)
 
 
 def _sweep(folder: Path) -> None:

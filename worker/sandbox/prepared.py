@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 from worker.contract.cancel import Cancel
 from worker.sandbox.building import BASE_LABEL, BUILD_LABEL
 from worker.sandbox.docker import Engine
+from worker.sandbox.locks import locked
 
 REPOSITORY: Final = "dawnfleet/prepared"
 GRACE_S: Final = 600
@@ -43,8 +44,7 @@ class PreparedImages:
     @contextmanager
     def hold(self, image_id: str) -> Iterator[None]:
         """Nobody removes the image inside the block."""
-        with open(self._mark(image_id), "ab") as mark:
-            fcntl.flock(mark, fcntl.LOCK_SH)
+        with locked(self._mark(image_id), fcntl.LOCK_SH) as mark:
             os.utime(mark.fileno())
             yield
             os.utime(mark.fileno())
