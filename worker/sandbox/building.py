@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ BASE_LABEL: Final = f"{LABEL}.base"
 SAID_CHARS: Final = 64 * 2**10
 KILLED: Final = 137
 PERIOD_US: Final = 100_000
+LATER: Final = re.compile(r"too ?many ?requests|\bstatus\b.* 5\d\d ", re.IGNORECASE)
+"""What engines say of a registry that answers 429 or 5xx: words of its own, or its status."""
 
 
 def build(
@@ -62,7 +65,7 @@ def build(
 
 
 def pull(engine: Engine, image: str, limits: Limits, cancel: Cancel) -> str:
-    """Have a registry give the image; why not, "" when it did. Raises EngineFault."""
+    """Have a registry give the image; why not, "" when it did. Raises EngineFault where it is to be asked later."""
     name, _, tag = image.rpartition(":") if ":" in image.rpartition("/")[2] else (image, "", "")
     options = {"fromImage": name, "tag": tag or "latest"} if "@" not in image else {"fromImage": image}
     failure = ""
@@ -70,9 +73,12 @@ def pull(engine: Engine, image: str, limits: Limits, cancel: Cancel) -> str:
         with _bounded(engine, "/images/create", options, limits, cancel) as told:
             for line in told.lines:
                 failure = str(line.get("error", failure))
+        failure = told.ended or failure
     except Fault as fault:  # whether the engine is there at all, whoever looks for the image then learns
-        return fault.message
-    return told.ended or failure
+        failure = fault.message
+    if LATER.search(failure):
+        raise EngineFault(f"no registry gives {image} now: {failure}", hint=f"or bring it here: docker pull {image}")
+    return failure
 
 
 class _Told:

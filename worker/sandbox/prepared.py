@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from worker.contract.cancel import Cancel
+from worker.contract.events import digest
 from worker.sandbox.building import BASE_LABEL, BUILD_LABEL
 from worker.sandbox.docker import Engine
 from worker.sandbox.locks import locked
@@ -58,9 +59,7 @@ class PreparedImages:
         """No other process of this host builds the image of that tag inside the block, and what the build leaves
         beside the image goes with it. Ends at once when it is cancelled while it waits."""
         digits = tag.rpartition(":")[2]
-        with open(self._building(digits), "ab") as mark:
-            while not (ours := _locked(mark)) and not cancel.wait(POLL_S):
-                pass
+        with self._alone(self._building(digits), cancel) as ours:
             try:
                 yield
             finally:
@@ -68,6 +67,21 @@ class PreparedImages:
                 # What was cut off a moment ago may still be in use.
                 while ours and self._sweep(f"{BUILD_LABEL}={digits}") and time.monotonic() < deadline:
                     time.sleep(POLL_S)
+
+    @contextmanager
+    def pulling(self, image: str, cancel: Cancel) -> Iterator[None]:
+        """No other process of this host asks a registry for the image inside the block. Ends at once when it is
+        cancelled while it waits."""
+        with self._alone(self._folder / f"pull-{digest(image.encode())}", cancel):
+            yield
+
+    @contextmanager
+    def _alone(self, path: Path, cancel: Cancel) -> Iterator[bool]:
+        """Whether the lock is ours; else it was cancelled while it waited."""
+        with open(path, "ab") as mark:
+            while not (ours := _locked(mark)) and not cancel.wait(POLL_S):
+                pass
+            yield ours
 
     def trim(self, most_bytes: int) -> int:
         """Remove those used longest ago until the rest fits; returns how many went. Raises EngineFault.

@@ -208,8 +208,9 @@ class Sandbox(Protocol):
         ...
 
     def base_id(self, image: str, limits: Limits, *, cancel: Cancel) -> str:
-        """As `image_id`, of an image to build on: a registry is asked for one of others that the engine lacks. Raises
-        EnvironmentFault("image")."""
+        """As `image_id`, of an image to build on: a registry is asked for one of others that the engine lacks, by one
+        process of a host at a time. "" when it was cancelled meanwhile. Raises EnvironmentFault("image"), EngineFault
+        where the registry wants to be asked later."""
         ...
 
     def build_image(

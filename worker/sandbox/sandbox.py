@@ -129,8 +129,14 @@ class DockerSandbox:
         reference = _reference(image)
         if reference != image or self._engine.image(image) is not None:
             return self.image_id(image)
-        failure = building.pull(self._engine, image, limits, cancel)
-        found = self._engine.image(image)
+        failure = ""
+        with self._prepared.pulling(image, cancel):
+            found = self._engine.image(image)
+            if found is None and not cancel.is_set():
+                failure = building.pull(self._engine, image, limits, cancel)
+                found = self._engine.image(image)
+        if found is None and cancel.is_set():
+            return ""
         if found is None:
             raise EnvironmentFault(
                 "image",
