@@ -110,6 +110,7 @@ def test_the_demonstration_leaves_nothing_on_the_engine(demo: Demo) -> None:
     assert demo.deployment.left() == []
 
 
+@pytest.mark.full
 def test_a_killed_worker_changes_no_outcome(demo: Demo, killed: Demo) -> None:
     """kill -9 in the middle: the command succeeds, with the same outcomes, steps and patches as in peace."""
     assert killed.done.code == 0, killed.done
@@ -117,6 +118,7 @@ def test_a_killed_worker_changes_no_outcome(demo: Demo, killed: Demo) -> None:
     assert killed.patches() == demo.patches()
 
 
+@pytest.mark.full
 def test_every_run_of_a_killed_worker_ends_once(killed: Demo) -> None:
     """Exactly one seal, as the last event; somebody was taken over, and no step was committed twice."""
     claims = 0
@@ -131,6 +133,7 @@ def test_every_run_of_a_killed_worker_ends_once(killed: Demo) -> None:
     assert claims > len(killed.rows)
 
 
+@pytest.mark.full
 def test_a_killed_worker_leaves_nothing_on_the_engine(killed: Demo) -> None:
     """What the dead worker's attempts had is removed by those who took over."""
     assert killed.deployment.left() == []

@@ -356,6 +356,8 @@ TABLE = {
     "a candidate waits for the first one's commands: `task.json` and marker, no segment 0": "test_followers.py::"
     "test_whoever_dies_at_any_write_is_completed",
     "worker dead in a build of a Dockerfile": "test_base_image.py::test_a_build_that_is_cut_off_leaves_nothing",
+    "`dawn report --static` over its own folder": "test_web_static.py::"
+    "test_an_export_that_is_killed_is_finished_by_the_next",
     "the pages' process killed": "test_web_command.py::test_pages_beside_a_stack_come_back_on_their_address",
     "delegate at work": "test_delegate.py::test_whoever_dies_at_any_write_of_a_delegate_is_followed",
     "estimate reserved, worker dead": "test_purse.py::test_a_takeover_counts_the_lost_call_once",
@@ -401,6 +403,7 @@ def _only_of_a_submit(proof: str) -> bool:
     return proof.startswith("dawn create (")
 
 
+@pytest.mark.full
 def test_a_submit_killed_at_any_write_is_completed_by_the_next(tmp_path: Path) -> None:
     """SIGKILL before, in and after each write of `dawn submit`: the same command again completes it to what it would
     have been, and a third one changes nothing."""
