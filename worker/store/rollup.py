@@ -69,11 +69,17 @@ def _fetch(archive: Archive, run: str, start: int) -> tuple[bytes, bytes]:
 
 def _last_seq(rolled: bytes, start: int) -> int:
     """As its last line says. Raises ValueError for none that this roll-up may hold."""
-    fields = read_json(rolled[:-1].rpartition(b"\n")[2])
+    fields = read_json(_last_line(rolled))
     seq = fields.get("seq") if isinstance(fields, dict) else None
     if type(seq) is not int or not start <= seq < start + SPAN:
         raise ValueError("no record of this span")
     return seq
+
+
+def _last_line(data: bytes) -> bytes:
+    """Without its end, and without a copy of what stands before it, which may be all of BYTES."""
+    end = len(data) - 1
+    return data[data.rfind(b"\n", 0, end) + 1 : end]
 
 
 def _proven(data: bytes, last: bytes, run: str, start: int, prev: str, parse: Parse) -> list[Line] | None:
@@ -89,4 +95,4 @@ def _proven(data: bytes, last: bytes, run: str, start: int, prev: str, parse: Pa
             return None
         seq, prev = record.seq, line_hash
         lines.append((record, prev))
-    return lines if last.endswith(b"\n") and digest(last[:-1].rpartition(b"\n")[2]) == prev else None
+    return lines if last.endswith(b"\n") and digest(_last_line(last)) == prev else None
