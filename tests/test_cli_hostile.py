@@ -14,6 +14,8 @@ import hostile
 import pytest
 from runs_made import Make
 
+from scheduler.cli import read
+from scheduler.cli.main import run as dawn
 from worker.store.archive import Archive
 
 DRIVES = (
@@ -110,3 +112,18 @@ def test_no_command_lets_a_word_drive_the_terminal(
     assert [words for words, code in zip(commands, ended, strict=True) if code not in codes] == []
     assert "\\x1b" in text
     assert [text[at.start() - 40 : at.start() + 40] for at in DRIVING.finditer(text)] == []
+
+
+@pytest.mark.usefixtures("without_stack")
+def test_what_a_program_beside_the_command_says_drives_no_terminal(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """H47: a worker's program names files of a repository where it fails; its exit code is the command's."""
+    make_run("a")
+    (tmp_path / "fails.py").write_text(f"import sys; sys.exit('error: no ' + {DRIVES!r})")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(read, "REPLAY_PROGRAM", "fails")
+    assert dawn(["replay", "a"]) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: no \\x1b[2J")
+    assert DRIVING.search(said) is None

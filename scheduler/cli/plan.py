@@ -91,22 +91,15 @@ def plan(
 def _asked(repos: Sequence[Repo]) -> list[tuple[Repo, dict[str, Any]]]:
     """Each with what became of its ref: commit and branch, or message and hint; nothing for a local one."""
     import json
-    import subprocess
-    import sys
 
     wanted = dict.fromkeys((repo.url, repo.ref, repo.secret) for repo in repos if repo.url is not None)
     answers: list[dict[str, Any]] = []
     if wanted:
         terminal.say(f"asking {len(wanted)} refs")
         request = {"repos": [{"url": url, "ref": ref, "secret": secret} for url, ref, secret in wanted]}
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", RESOLVE_PROGRAM],
-            input=json.dumps(request).encode(),
-            stdout=subprocess.PIPE,
-            check=False,
-        )
-        if done.returncode:
-            raise typer.Exit(done.returncode)
-        answers = json.loads(done.stdout)["resolved"]
+        code, resolved = terminal.beside(RESOLVE_PROGRAM, asked=json.dumps(request).encode())
+        if code:
+            raise typer.Exit(code)
+        answers = json.loads(resolved)["resolved"]
     told = dict(zip(wanted, answers, strict=True))
     return [(repo, told[repo.url, repo.ref, repo.secret] if repo.url is not None else {}) for repo in repos]

@@ -246,10 +246,6 @@ def diff(
 
     Of a run that ended before one was made, it is made now, in containers, from the last snapshot.
     """
-    import os
-    import subprocess
-    import sys
-
     from scheduler import runs
     from scheduler.cli import edge
     from worker.contract.commit import letter
@@ -275,11 +271,10 @@ def diff(
         terminal.say(f"run {name} ended as {ended.sealed.outcome} and changed nothing")
         return
     terminal.say(f"run {name} ended as {ended.sealed.outcome}; this patch is made of its last snapshot")
-    command, env = [sys.executable, "-P", "-m", PARTIAL_PROGRAM, name], os.environ | {"DAWN_ARCHIVE": archive.url}
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=env, check=False)
-    if done.returncode:
-        raise typer.Exit(done.returncode)
-    terminal.emit_raw(letter(journal.task(), ended, done.stdout) if mailbox and done.stdout else done.stdout)
+    code, made = terminal.beside(PARTIAL_PROGRAM, name, DAWN_ARCHIVE=archive.url)
+    if code:
+        raise typer.Exit(code)
+    terminal.emit_raw(letter(journal.task(), ended, made) if mailbox and made else made)
 
 
 def replay(run: RunArgument, json: AsJson = False) -> None:
@@ -289,21 +284,19 @@ def replay(run: RunArgument, json: AsJson = False) -> None:
     code 0: all of it came again; 4: something differs.
     """
     import json as encoder
-    import subprocess
-    import sys
 
     from scheduler import runs
     from scheduler.cli import edge
     from worker.contract.errors import ExitCode
 
     name = runs.find(edge.archive(edge.settings()), run, kinds=("run",)).id
-    done = subprocess.run([sys.executable, "-P", "-m", REPLAY_PROGRAM, name], stdout=subprocess.PIPE, check=False)
-    if done.returncode not in (ExitCode.OK, ExitCode.SOME_FAILED):
-        raise typer.Exit(done.returncode)
-    told = encoder.loads(done.stdout)
+    code, played = terminal.beside(REPLAY_PROGRAM, name)
+    if code not in (ExitCode.OK, ExitCode.SOME_FAILED):
+        raise typer.Exit(code)
+    told = encoder.loads(played)
     if json:
         terminal.emit_json("dawn.replay/1", **told)
-        raise typer.Exit(done.returncode)
+        raise typer.Exit(code)
     again = [f"{told['steps']} steps and {told['calls']} calls came again"]
     if told["alike"]:
         again.append(f"{told['alike']} outputs with other numbers in them")
@@ -314,4 +307,4 @@ def replay(run: RunArgument, json: AsJson = False) -> None:
         terminal.emit(f"step {differs['step']}: {differs['what']}")
         terminal.emit(f"  recorded: {differs['recorded']}")
         terminal.emit(f"  now:      {differs['now']}")
-    raise typer.Exit(done.returncode)
+    raise typer.Exit(code)

@@ -41,6 +41,34 @@ def complain(fault: Fault, details: Sequence[str] = ()) -> None:
         print(f"hint: {plain(without_passwords(fault.hint))}", file=sys.stderr, flush=True)
 
 
+def beside(program: str, *words: str, asked: bytes = b"", **env: str) -> tuple[int, bytes]:
+    """Exit code and output of a program of the data plane, which this package never imports; what it says meanwhile
+    is said here as it comes. asked: what it reads. env: changes to the environment."""
+    import os
+    import subprocess
+    from contextlib import suppress
+    from threading import Thread
+
+    command, pipe = [sys.executable, "-P", "-m", program, *words], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ | env) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        hearing = Thread(target=_said_again, args=(process.stderr,))
+        hearing.start()
+        with suppress(BrokenPipeError):  # it has said why it ended
+            process.stdin.write(asked)
+            process.stdin.close()
+        output = process.stdout.read()
+        hearing.join()
+    return process.returncode, output
+
+
+def _said_again(lines: Iterable[bytes]) -> None:
+    for line in lines:
+        say(line.decode("utf-8", "replace").rstrip("\n"))
+
+
 def emit(text: str) -> None:
     """Data, possibly of several lines."""
     sys.stdout.write(plain(text, lines=True) + "\n")
