@@ -13,11 +13,13 @@ document.addEventListener("click", (event) => {
 const unsent = (form) =>
   [...document.querySelectorAll('form[method="post"] textarea')].some(
     (one) => one.form !== form && one.value !== one.defaultValue);
-document.addEventListener("htmx:before:request", (event) => {
+const stay = (event) => {
   if (event.target !== document.getElementById("main") || !unsent(null)) return;
   event.preventDefault();
   document.getElementById("changed").hidden = false;
-});
+};
+document.addEventListener("htmx:before:request", stay);
+document.addEventListener("htmx:before:swap", stay);  // it may have begun before the first letter
 let sent = null;
 document.addEventListener("submit", (event) => { sent = event.target; });
 addEventListener("beforeunload", (event) => {
