@@ -22,12 +22,17 @@ from engines import EngineProxy
 from proxies import Answer
 from repositories import commit_all, git
 
+from worker.base_image import SETUP_IMAGE
 from worker.contract.events import Yielded
 from worker.contract.settings import Settings
+from worker.sandbox import images
 from worker.store.journal import Journal
 
 pytestmark = [pytest.mark.docker, pytest.mark.full]
 
+BUSY = f"registry.example/{secrets.token_hex(6)}:1"
+"""An image to build on that the engine lacks."""
+TOO_MANY = Answer(500, b'{"message": "toomanyrequests: You have reached your pull rate limit."}')
 NO_SPACE = Answer(500, b'{"message": "write /var/lib/docker/x: no space left on device"}')
 STEPS = 5
 MANIFEST = f"""\
@@ -44,6 +49,14 @@ targets:
 - {{repo: code, id: full-disk, vars: {{way: good}}}}
 task: {{prompt: 'Work the way of {{{{ vars.way }}}}.', model: openai/acme}}
 limits: {{steps: {STEPS}, memory_bytes: 268435456}}
+"""
+BUILT = """\
+version: 1
+name: built
+targets: [{repo: code}]
+task: {commands: [echo 42 > answer]}
+environment: {image: {dockerfile: Dockerfile}}
+limits: {memory_bytes: 268435456}
 """
 SLEEP = f"sleep 600.{secrets.randbelow(10**9):09}"
 """Known on this host by its length, which nobody else sleeps."""
@@ -163,10 +176,12 @@ def serving(acme: Acme) -> Iterator[Acme]:
 
 @dataclass(frozen=True)
 class Bad:
-    """A night that has gone wrong in every way. rows: of its runs. requests: what the engine was asked meanwhile."""
+    """A night that has gone wrong in every way. rows: of its runs. built: of the one whose image a registry was too
+    busy for. requests: what the engine was asked meanwhile."""
 
     deployment: Deployment
     rows: list[dict[str, Any]]
+    built: dict[str, Any]
     requests: list[str]
     acme: Acme
 
@@ -184,13 +199,23 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bad]:
     git(folder / "code", "init", "--quiet", "--initial-branch=main")
     commit_all(folder / "code", "first")
     (folder / "night.yaml").write_text(MANIFEST)
+    (folder / "built.yaml").write_text(BUILT)
+    (folder / "Dockerfile").write_text(f"FROM {BUSY}\n")
     proxy = EngineProxy(Settings().docker_url or "unix:///var/run/docker.sock", folder)
     requests: list[str] = []
 
     def before(method: str, path: str) -> Answer | None:
         requests.append(f"{method} {path}")
+        if "/images/create" in path:
+            return pulled(sum("/images/create" in one for one in requests))
         creating = method == "POST" and "/containers/create?name=dawnfleet-" in path
         return NO_SPACE if creating and target(path.partition("name=dawnfleet-")[2]) == "full-disk" else None
+
+    def pulled(number: int) -> Answer:
+        if number < 3:
+            return TOO_MANY
+        subprocess.run(["docker", "tag", images.reference("python"), BUSY], check=True)
+        return Answer(200, b'{"status": "Downloaded newer image"}')
 
     @cache
     def target(name: str) -> str:
@@ -209,8 +234,12 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bad]:
         proxy.before = before
         with deployment.up():
             rows = deployment.ran("submit", folder / "night.yaml", code=4)
+            [built] = deployment.ran("submit", folder / "built.yaml")
             proxy.before, acme.mended = lambda method, path: None, True
-            yield Bad(deployment, rows, requests, acme)
+            yield Bad(deployment, rows, built, requests, acme)
+            made = [run.prepared.image_name or "" for run in map(deployment.run, deployment.runs()) if run.prepared]
+            setups = {name for name in made if name.startswith(f"{SETUP_IMAGE}:")}
+            subprocess.run(["docker", "rmi", BUSY, *setups], check=True, capture_output=True)
     proxy.close()
 
 
@@ -231,7 +260,7 @@ def test_each_failure_is_of_its_class(night: Bad) -> None:
 
 def test_a_full_disk_is_tried_again_and_named(night: Bad) -> None:
     """T54: twice the run is given back, each time for a while, then it fails as infra with the engine's own words; no
-    failure of an agent is counted, and no image is pulled at night, so none can be refused by its registry."""
+    failure of an agent is counted."""
     [row] = [row for row in night.rows if row["target"] == "full-disk"]
     assert "no space left on device" in row["detail"]
     assert (row["steps"], row["claims"]) == (0, 3)
@@ -241,8 +270,20 @@ def test_a_full_disk_is_tried_again_and_named(night: Bad) -> None:
     claims = [record.at for record in records if record.event.type == "claimed"]
     first, second = (str(event.not_before) for event in given_back)
     assert claims[0] < first <= claims[1] < second <= claims[2]
-    assert night.requests
-    assert [request for request in night.requests if "/images/create" in request] == []
+
+
+def test_a_registry_that_is_asked_too_much_is_asked_again(night: Bad) -> None:
+    """T54: twice the run is given back with the registry's words, then the image comes and the run is done; a named
+    image is never pulled."""
+    row = night.built
+    assert (row["outcome"], row["failure"], row["claims"]) == ("changed", None, 3)
+    events = night.deployment.events(row["run"])
+    given_back = [event.failure for event in events if isinstance(event, Yielded) and event.failure is not None]
+    assert [str(failure) for failure in given_back] == ["infra/engine"] * 2
+    assert all("toomanyrequests: You have reached" in failure.detail for failure in given_back)
+    pulls = [request for request in night.requests if "/images/create" in request]
+    assert len(pulls) == 3
+    assert all(BUSY.rpartition("/")[2].partition(":")[0] in pull for pull in pulls)
 
 
 @pytest.mark.parametrize("cls", ["limit", "agent", "refused", "provider", "env", "infra"])
