@@ -261,11 +261,15 @@ def test_a_terminated_worker_gives_its_run_to_another(stack: Deployment, tmp_pat
 
 
 def test_a_damaged_journal_exits_with_eleven(stack: Deployment, repaired: dict[str, Any], tmp_path: Path) -> None:
-    """Evidence that does not have its hash is never shown as if it had."""
+    """Evidence that does not have its hash is never shown as if it had; verify names it also where a roll-up, which
+    by the chain is the same, still tells readers what it said."""
     shutil.copytree(stack.archive_url.removeprefix("file://"), tmp_path / "archive")
-    segment = tmp_path / "archive" / f"runs/{repaired['run']}/journal/000000001.jsonl"
+    folder, copy = tmp_path / "archive/runs" / repaired["run"], Deployment(tmp_path)
+    segment = folder / "journal/000000001.jsonl"
     segment.write_bytes(segment.read_bytes().replace(b"claimed", b"cleared"))
-    assert Deployment(tmp_path).dawn("show", repaired["run"]).code == 11
+    assert copy.dawn("verify", repaired["run"]).code == 11
+    shutil.rmtree(folder / "rollup")
+    assert copy.dawn("show", repaired["run"]).code == 11
 
 
 def test_a_stack_that_runs_already_is_not_started_twice(stack: Deployment) -> None:

@@ -546,6 +546,7 @@ def test_a_fold_reads_what_can_be_read(deployment: Deployment) -> None:
         deployment.work(run)
     torn = keys.segment("damaged", 5)
     deployment.archive.overwrite(torn, deployment.archive.get(torn)[:-2])
+    deployment.archive.delete([keys.rollup("damaged", 0)])
 
     def dies(n: int) -> None:
         raise Died
