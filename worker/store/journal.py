@@ -213,7 +213,7 @@ class Journal:
         return lines
 
     def roll_up(self, records: Sequence[Record]) -> None:
-        """Leave a cache of these records, all of up to rollup.SPAN segments."""
+        """Leave a cache of these records: whole segments, rollup.SPAN at most."""
         rollup.write(self._archive, self.run, records)
 
     def seal_damaged(self, at: str, why: str = "") -> Run | None:
